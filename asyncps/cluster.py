@@ -1,0 +1,402 @@
+"""How a program gets its store: create, connect, LocalCluster, and the embedded cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from asyncps.config import Config, in_cluster
+from asyncps.core import Core
+from asyncps.errors import AsyncPSError, ConfigError, NotYetError
+from asyncps.kvstore import AsyncKVStore, KVStore
+from asyncps.localstore import LocalStore
+from asyncps.protocol.messages import StoreConfig
+from asyncps.roles.runtime import Runtime, loop_factory
+from asyncps.roles.scheduler import Scheduler
+from asyncps.roles.server import Server
+from asyncps.roles.worker import Worker
+from asyncps.transport.network import MemoryNetwork, Network, TcpNetwork
+
+T = TypeVar("T")
+Spawn = Callable[[Coroutine[Any, Any, Any], str], None]
+
+LOCAL_TYPES = ("local", "device")
+DIST_TYPES = ("dist", "dist_sync")
+LATER_TYPES = (
+    "dist_async", "dist_ssp", "allreduce", "horovod", "dist_sync_device", "dist_device_sync",
+    "dist_async_device", "p3",
+)
+
+
+def create(type: str = "local", *, name: str = "default", **options: Any) -> KVStore | LocalStore:
+    """Return a store.
+
+    Args:
+        type: "local" or "device" (this process only), "dist_sync" or "dist" (a cluster: the one
+            that the environment names, or without one an embedded scheduler and server in this
+            process, so that the same script runs alone).
+        name: Stores of one name are one store for all workers.
+        options: order="arrival" (add as contributions come) or "rank" (bit-identical from run to
+            run); reduce="sum" or "mean"; settings of `asyncps.config.Config` by name.
+
+    Raises:
+        ConfigError: An unknown store type or option; the known ones are listed.
+        NotYetError: A documented one that this version does not have.
+        RendezvousTimeout: Not everybody came.
+    """
+    kind, store, settings = _checked(type, options)
+    if kind in LOCAL_TYPES:
+        return LocalStore(kind, reduce=store.reduce)
+    with _process_lock:
+        home = _process[0] if _process else None
+        if home is None or home.closed:
+            home = _join(settings)
+            _process[:] = [home]
+        return home.open(name, store)
+
+
+class connect:  # noqa: N801 - it reads as a function: async with asyncps.connect("dist_sync")
+    """Open a store on the running loop: `async with asyncps.connect("dist_sync") as store`.
+
+    Args:
+        type: "dist_sync" or "dist".
+        name: As in `create`.
+        options: As in `create`.
+
+    Raises:
+        As `create`.
+    """
+
+    def __init__(self, type: str = "dist_sync", *, name: str = "default", **options: Any) -> None:
+        kind, self._store, self._settings = _checked(type, options)
+        if kind in LOCAL_TYPES:
+            raise ConfigError("a local store has nothing to await", expected="asyncps.create")
+        self._name = name
+        self._scope = _Scope()
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> AsyncKVStore:
+        await self._stack.__aenter__()
+        try:
+            await self._stack.enter_async_context(self._scope)
+            settings, network = self._settings, None
+            if not in_cluster():
+                settings, network = await _embed(settings, self._scope, 1, 1)
+            worker = Worker(settings, network or TcpNetwork(), self._scope.spawn)
+            self._scope.roles.append(worker)
+            await worker.start()
+            client = await worker.open_store(self._name, self._store)
+        except BaseException as error:
+            await self._stack.__aexit__(type(error), error, error.__traceback__)
+            raise
+        self._core = Core(worker, client)
+        return AsyncKVStore(self._core)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                await self._core.close()
+        finally:
+            await self._stack.__aexit__(kind, error, trace)
+
+
+class LocalCluster:
+    """Scheduler, servers and workers in this process, for tests and notebooks.
+
+    Args:
+        servers: How many.
+        workers: How many.
+        transport: "memory", or "tcp" for real sockets on loopback.
+        settings: Of `asyncps.config.Config`, by name.
+
+    Example:
+        >>> with asyncps.LocalCluster(servers=2, workers=2) as cluster:
+        ...     results = cluster.run(train)  # train(store) in one thread a worker
+    """
+
+    def __init__(
+        self, servers: int = 1, workers: int = 1, transport: str = "memory", **settings: Any
+    ) -> None:
+        if transport not in ("memory", "tcp"):
+            raise ConfigError("unknown transport", expected="memory or tcp", got=repr(transport))
+        self._config = _embedded_config(Config.from_env({}, **settings), servers, workers)
+        self._transport = transport
+        self._runtime: Runtime | None = None
+        self._scope: _Scope | None = None
+        self._network: Network | None = None
+
+    def __enter__(self) -> Self:
+        self._runtime = Runtime(loop_factory(self._config))
+        self._scope = _Scope(self._runtime.spawn)
+        try:
+            self._config, self._network = self._runtime.run(_embed(
+                self._config, self._scope, self._config.num_servers, self._config.num_workers,
+                tcp=self._transport == "tcp",
+            ))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def run(
+        self, work: Callable[[KVStore], T], type: str = "dist_sync", *, name: str = "default",
+        **options: Any,
+    ) -> list[T]:
+        """Run `work(store)` in one thread a worker; may be called once.
+
+        Returns:
+            The results in rank order.
+
+        Raises:
+            Whatever the first worker that failed (in rank order) raised.
+        """
+        kind, store, settings = _checked(type, options, self._config)
+        if kind in LOCAL_TYPES:
+            raise ConfigError("a cluster has no local stores", expected=", ".join(DIST_TYPES),
+                              got=kind)
+        results: list[Any] = [None] * self._config.num_workers
+        errors: list[BaseException | None] = [None] * self._config.num_workers
+
+        def one(rank: int) -> None:
+            try:
+                with self.store(rank, name, store, settings) as opened:
+                    results[rank] = work(opened)
+            except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
+                errors[rank] = error
+
+        threads = [
+            threading.Thread(target=one, args=(rank,), name=f"asyncps worker {rank}")
+            for rank in range(self._config.num_workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for error in errors:
+            if error is not None:
+                raise error
+        return results
+
+    def store(
+        self, rank: int, name: str = "default", store: StoreConfig | None = None,
+        settings: Config | None = None,
+    ) -> KVStore:
+        """Join as one worker and return its store; all workers must, each in its own thread."""
+        runtime, scope, network = self._runtime, self._scope, self._network
+        if runtime is None or scope is None or network is None:
+            raise ConfigError("the cluster is not running", expected="with LocalCluster(...)")
+        config = (settings or self._config).replace(role="worker", rank=rank)
+        wanted = store or StoreConfig("dist_sync", "arrival", "sum")
+
+        async def join() -> Core:
+            worker = Worker(config, network, runtime.spawn)
+            scope.roles.append(worker)
+            await worker.start()
+            return Core(worker, await worker.open_store(name, wanted))
+
+        core = runtime.run(join())
+        return KVStore(core, runtime, lambda: _leave(core, runtime))
+
+    def _close(self) -> None:
+        assert self._runtime is not None
+        if self._scope is not None:
+            self._runtime.run(self._scope.close())
+        self._runtime.close()
+
+
+class _Home:
+    """This process as one worker: its runtime, and its stores by name."""
+
+    def __init__(self, runtime: Runtime, scope: _Scope, worker: Worker) -> None:
+        self._runtime = runtime
+        self._scope = scope
+        self._worker = worker
+        self._cores: dict[str, Core] = {}
+        self.closed = False
+        runtime.sockets.append(worker.sockets)
+        atexit.register(self.close)
+
+    def open(self, name: str, config: StoreConfig) -> KVStore:
+        client = self._runtime.run(self._worker.open_store(name, config))
+        core = self._cores.get(name)
+        if core is None:
+            core = self._cores[name] = Core(self._worker, client)
+        return KVStore(core, self._runtime, lambda: self._release(name))
+
+    def _release(self, name: str) -> None:
+        """Flush one store; the last one that closes leaves the cluster."""
+        core = self._cores.pop(name, None)
+        if core is None:
+            return
+        if self._cores:
+            self._runtime.run(core.flush())
+            core.client.closed = True
+        else:
+            try:
+                self._runtime.run(core.close())
+            finally:
+                self.close()
+
+    def close(self) -> None:
+        if self.closed or self._runtime.forked:
+            return
+        self.closed = True
+        atexit.unregister(self.close)
+        try:
+            for core in self._cores.values():
+                self._runtime.run(core.close())
+            self._runtime.run(self._scope.close())
+        finally:
+            self._runtime.close()
+
+
+# A process is one worker: two stores of one process share its rank and its connections.
+_process: list[_Home] = []
+_process_lock = threading.Lock()
+
+
+class _Scope:
+    """The tasks and roles of one embedded cluster or one connection."""
+
+    def __init__(self, spawn: Spawn | None = None) -> None:
+        self.roles: list[Scheduler | Server | Worker] = []
+        self._spawn = spawn
+        self._tasks: asyncio.TaskGroup | None = None
+        self._mine: list[asyncio.Task[Any]] = []
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        """Start a named task that ends with this scope."""
+        if self._spawn is not None:
+            self._spawn(work, name)
+            return
+        assert self._tasks is not None
+        self._mine.append(self._tasks.create_task(work, name=name))
+
+    async def close(self) -> None:
+        """Close the roles, workers first."""
+        for role in sorted(self.roles, key=lambda r: isinstance(r, Scheduler)):
+            if isinstance(role, Worker):
+                await role.close()
+        for role in sorted(self.roles, key=lambda r: isinstance(r, Scheduler)):
+            if not isinstance(role, Worker):
+                await role.close()
+        self.roles.clear()
+
+    async def __aenter__(self) -> Self:
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._tasks is not None
+        await self.close()
+        for task in self._mine:
+            task.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+
+def _checked(
+    type: str, options: dict[str, Any], base: Config | None = None
+) -> tuple[str, StoreConfig, Config]:
+    """Check a store type and its options; return type, what workers must agree on, settings."""
+    known = (*LOCAL_TYPES, *DIST_TYPES, *LATER_TYPES)
+    if type in LATER_TYPES:
+        raise NotYetError(f"store type {type!r} is not there yet",
+                          expected=", ".join((*LOCAL_TYPES, *DIST_TYPES)), got=type)
+    if type not in known:
+        raise ConfigError("unknown store type", expected=", ".join(known), got=repr(type))
+    options = dict(options)
+    order = options.pop("order", "arrival")
+    reduce = options.pop("reduce", "sum")
+    if order not in ("arrival", "rank"):
+        raise ConfigError("unknown order", expected="arrival or rank", got=repr(order))
+    if reduce not in ("sum", "mean"):
+        raise ConfigError("unknown reduce", expected="sum or mean", got=repr(reduce))
+    if options.pop("staleness", 0) != 0:
+        raise NotYetError("staleness above 0 is not there yet", expected="0")
+    if options.pop("multi_precision", False):
+        raise NotYetError("multi_precision is not there yet", expected="False")
+    unknown = sorted(set(options) - set(Config.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(
+            "unknown option: " + ", ".join(unknown),
+            expected=", ".join(
+                ("order", "reduce", "staleness", "multi_precision", *Config.__dataclass_fields__)
+            ),
+        )
+    settings = base.replace(**options) if base else Config.from_env(**options)
+    kind = "dist_sync" if type == "dist" else type
+    if kind == "dist_sync" and settings.role not in (None, "worker"):
+        raise ConfigError(f"this process is a {settings.role}", expected="a worker")
+    return kind, StoreConfig(kind, order, reduce), settings
+
+
+def _join(settings: Config) -> _Home:
+    runtime = Runtime(loop_factory(settings))
+    scope = _Scope(runtime.spawn)
+
+    async def join() -> Worker:
+        network: Network = TcpNetwork()
+        config = settings
+        if not in_cluster():
+            config, network = await _embed(settings, scope, 1, 1)
+        worker = Worker(config, network, runtime.spawn)
+        scope.roles.append(worker)
+        await worker.start()
+        return worker
+
+    try:
+        return _Home(runtime, scope, runtime.run(join()))
+    except BaseException:
+        runtime.run(scope.close())
+        runtime.close()
+        raise
+
+
+def _leave(core: Core, runtime: Runtime) -> None:
+    runtime.run(core.close())
+
+
+def _embedded_config(settings: Config, servers: int, workers: int) -> Config:
+    return settings.replace(
+        role=None, rank=None, num_servers=servers, num_workers=workers,
+        scheduler="127.0.0.1:0", token=secrets.token_hex(16), job="embedded", bind=None,
+        advertise=None, interface=None,
+    )
+
+
+async def _embed(
+    settings: Config, scope: _Scope, servers: int, workers: int, *, tcp: bool = False
+) -> tuple[Config, Network]:
+    """Start a scheduler and servers on this loop; return how workers reach them."""
+    config = _embedded_config(settings, servers, workers)
+    network: Network = TcpNetwork() if tcp else MemoryNetwork()
+    scheduler = Scheduler(config.replace(role="scheduler"), network, scope.spawn)
+    scope.roles.append(scheduler)
+    await scheduler.start()
+    config = config.replace(scheduler=f"127.0.0.1:{scheduler.port}")
+
+    async def serve(rank: int) -> None:
+        server = Server(config.replace(role="server", rank=rank), network, scope.spawn)
+        scope.roles.append(server)
+        with contextlib.suppress(AsyncPSError):  # workers hear of it from the scheduler
+            await server.start()
+
+    for rank in range(servers):
+        scope.spawn(serve(rank), f"start server {rank}")
+    return config, network

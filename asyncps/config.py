@@ -1,0 +1,224 @@
+"""Every setting, its default, unit, environment name and why: the only reader of os.environ here.
+
+The launcher and MXNet's users speak through the environment; a program may speak through keyword
+arguments, which win. `DMLC_*` names are honoured where the `ASYNCPS_*` one is absent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncps.errors import ConfigError
+
+ROLES = ("scheduler", "server", "worker")
+DEFAULT_SCHEDULER = "127.0.0.1:9091"
+
+
+def _setting(default: Any, unit: str, why: str, *env: str) -> Any:
+    return field(default=default, metadata={"unit": unit, "why": why, "env": env})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Settings of one process of a job; `Config.from_env()` reads them, `describe()` lists them."""
+
+    role: str | None = _setting(None, "", "what this process is", "ASYNCPS_ROLE", "DMLC_ROLE")
+    rank: int | None = _setting(
+        None, "", "task number within the role; without one the order of joining decides",
+        "ASYNCPS_RANK", "DMLC_TASK_ID",
+    )
+    local_rank: int | None = _setting(
+        None, "", "number of this worker on its host", "ASYNCPS_LOCAL_RANK"
+    )
+    num_workers: int = _setting(
+        1, "processes", "the job starts when all have joined",
+        "ASYNCPS_NUM_WORKERS", "DMLC_NUM_WORKER",
+    )
+    num_servers: int = _setting(
+        1, "processes", "the job starts when all have joined",
+        "ASYNCPS_NUM_SERVERS", "DMLC_NUM_SERVER",
+    )
+    scheduler: str = _setting(
+        DEFAULT_SCHEDULER, "host:port", "where everybody meets", "ASYNCPS_SCHEDULER"
+    )
+    token: str = _setting("", "secret", "proves membership of the job", "ASYNCPS_TOKEN")
+    job: str = _setting("default", "", "keeps two jobs on one port apart", "ASYNCPS_JOB")
+    bind: str | None = _setting(
+        None, "host, host:port or host:low-high",
+        "where this role listens; default: the address that it advertises",
+        "ASYNCPS_BIND",
+    )
+    advertise: str | None = _setting(
+        None, "host",
+        "address told to the others; default: the local address of the socket to the scheduler",
+        "ASYNCPS_ADVERTISE", "DMLC_NODE_HOST",
+    )
+    interface: str | None = _setting(
+        None, "", "take the advertised address from this network interface",
+        "ASYNCPS_INTERFACE", "DMLC_INTERFACE",
+    )
+    loop: str = _setting(
+        "uvloop", "uvloop or asyncio", "uvloop is the fast path", "ASYNCPS_LOOP"
+    )
+    on_worker_lost: str = _setting(
+        "fail", "fail", "what survivors do when a worker is lost", "ASYNCPS_ON_WORKER_LOST"
+    )
+    log_level: str = _setting("INFO", "", "level of the roles' own log", "ASYNCPS_LOG_LEVEL")
+
+    rendezvous_s: float = _setting(
+        120.0, "s", "joining the cluster; then RendezvousTimeout", "ASYNCPS_RENDEZVOUS_S"
+    )
+    answer_s: float = _setting(
+        60.0, "s", "an answer owed by a live node; then DeadlineExceeded", "ASYNCPS_ANSWER_S"
+    )
+    round_s: float = _setting(
+        1800.0, "s", "the contributions of others; a straggler may compile or evaluate",
+        "ASYNCPS_ROUND_S",
+    )
+    round_warning_s: float = _setting(
+        60.0, "s", "how often a wait for others is told in the log", "ASYNCPS_ROUND_WARNING_S"
+    )
+    reconnect_s: float = _setting(
+        2.0, "s", "a closed connection may come back; then the node is lost",
+        "ASYNCPS_RECONNECT_S",
+    )
+    handshake_s: float = _setting(
+        5.0, "s", "a connection that proves nothing is closed", "ASYNCPS_HANDSHAKE_S"
+    )
+    heartbeat_s: float = _setting(
+        1.0, "s", "how often a silent node says that it lives", "ASYNCPS_HEARTBEAT_S"
+    )
+    host_dead_s: float = _setting(
+        5.0, "s", "TCP_USER_TIMEOUT of the control connection", "ASYNCPS_HOST_DEAD_S"
+    )
+    frozen_worker_s: float = _setting(
+        60.0, "s", "silence of a worker, whose own code may hold the GIL",
+        "ASYNCPS_FROZEN_WORKER_S",
+    )
+    frozen_server_s: float = _setting(
+        10.0, "s", "silence of a server or of the scheduler", "ASYNCPS_FROZEN_SERVER_S"
+    )
+    chunk_bytes: int = _setting(
+        512 * 1024, "bytes", "pieces that a large key is cut into", "ASYNCPS_CHUNK_BYTES"
+    )
+    slab_bytes: int = _setting(
+        256 * 1024, "bytes", "small keys that share one round counter", "ASYNCPS_SLAB_BYTES"
+    )
+    small_key_bytes: int = _setting(
+        32 * 1024, "bytes", "keys up to this size live in slabs", "ASYNCPS_SMALL_KEY_BYTES"
+    )
+    send_budget_bytes: int = _setting(
+        1 << 30, "bytes", "copies of pushed values that a worker may hold", "ASYNCPS_SEND_BUDGET"
+    )
+
+    def __post_init__(self) -> None:
+        if self.role is not None and self.role not in ROLES:
+            raise ConfigError("unknown role", expected=", ".join(ROLES), got=repr(self.role))
+        if self.loop not in ("uvloop", "asyncio"):
+            raise ConfigError("unknown loop", expected="uvloop or asyncio", got=repr(self.loop))
+        if self.on_worker_lost != "fail":
+            raise ConfigError(
+                "on_worker_lost has one value in this version",
+                expected="fail", got=repr(self.on_worker_lost),
+            )
+        for name in ("num_workers", "num_servers"):
+            if not 1 <= getattr(self, name) <= 4096:
+                raise ConfigError(f"{name} is out of range", expected="1 to 4096",
+                                  got=getattr(self, name))
+        total = {"worker": self.num_workers, "server": self.num_servers, "scheduler": 1}
+        if self.role and self.rank is not None and not 0 <= self.rank < total[self.role]:
+            raise ConfigError(f"rank of this {self.role} is out of range",
+                              expected=f"0 to {total[self.role] - 1}", got=self.rank)
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.name.endswith("_s") and not 0 < value < 1e9:
+                raise ConfigError(f"{item.name} must be a positive number of seconds", got=value)
+            if item.name.endswith("_bytes") and not 4096 <= value <= 1 << 40:
+                raise ConfigError(f"{item.name} is out of range",
+                                  expected="4096 to 2**40", got=value)
+        if self.chunk_bytes > 1 << 30:
+            raise ConfigError("chunk_bytes is out of range", expected="at most 2**30",
+                              got=self.chunk_bytes)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
+        """Read the environment; keyword arguments that are not None win.
+
+        Raises:
+            ConfigError: An unknown `ASYNCPS_*` name, or a value that cannot be read.
+        """
+        env = os.environ if environ is None else environ
+        _refuse_unknown(env)
+        values: dict[str, Any] = {}
+        for item in dataclasses.fields(cls):
+            for name in item.metadata["env"]:
+                if env.get(name, "") != "":
+                    values[item.name] = _read(item, name, env[name])
+                    break
+        _add_dmlc(values, env)
+        values.update({k: v for k, v in overrides.items() if v is not None})
+        return cls(**values)
+
+    def replace(self, **changes: Any) -> Config:
+        """Return a copy with other values, checked again."""
+        return dataclasses.replace(self, **changes)
+
+
+def in_cluster(environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether the environment names a cluster to join."""
+    env = os.environ if environ is None else environ
+    return bool(env.get("ASYNCPS_SCHEDULER") or env.get("DMLC_PS_ROOT_URI"))
+
+
+def describe() -> list[tuple[str, object, str, str, tuple[str, ...]]]:
+    """Return (name, default, unit, why, environment names) of every setting."""
+    return [
+        (f.name, f.default, f.metadata["unit"], f.metadata["why"], f.metadata["env"])
+        for f in dataclasses.fields(Config)
+    ]
+
+
+# Read by other modules of this project than config: the kernels, and the launcher's own marks.
+_FOREIGN = frozenset({"ASYNCPS_PURE", "ASYNCPS_EXT_DEBUG"})
+
+
+def _refuse_unknown(env: Mapping[str, str]) -> None:
+    known = {name for f in dataclasses.fields(Config) for name in f.metadata["env"]}
+    unknown = sorted(
+        name for name in env
+        if name.startswith("ASYNCPS_") and name not in known and name not in _FOREIGN
+    )
+    if unknown:
+        raise ConfigError("unknown setting in the environment: " + ", ".join(unknown),
+                          expected=", ".join(sorted(n for n in known if n.startswith("ASYNCPS_"))))
+
+
+def _read(item: Any, name: str, text: str) -> Any:
+    try:
+        if "int" in str(item.type):
+            return int(text)
+        if "float" in str(item.type):
+            return float(text)
+    except ValueError:
+        kind = "a whole number" if "int" in str(item.type) else "a number"
+        raise ConfigError(f"{name} must be {kind}", got=repr(text)) from None
+    return text
+
+
+def _add_dmlc(values: dict[str, Any], env: Mapping[str, str]) -> None:
+    if "scheduler" not in values and env.get("DMLC_PS_ROOT_URI"):
+        host, port = env["DMLC_PS_ROOT_URI"], env.get("DMLC_PS_ROOT_PORT", "9091")
+        if not port.isdigit():
+            raise ConfigError("DMLC_PS_ROOT_PORT must be a port number", got=repr(port))
+        values["scheduler"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if "rank" not in values:
+        by_role = {"worker": "DMLC_WORKER_ID", "server": "DMLC_SERVER_ID"}
+        name = by_role.get(values.get("role", ""), "")
+        if name and env.get(name, "") != "":
+            if not env[name].isdigit():
+                raise ConfigError(f"{name} must be a whole number", got=repr(env[name]))
+            values["rank"] = int(env[name])

@@ -1,0 +1,333 @@
+"""KVStore (blocking) and AsyncKVStore (await): two faces of one core.
+
+A store keeps values by key on servers. Workers push gradients and pull values; in dist_sync a
+round of a key is complete when every worker has pushed it once, and then the sum (or what the
+optimizer makes of it) is the new value. The words mean what they mean in Apache MXNet's KVStore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from asyncps import optim
+from asyncps.core import Call, Core, Handle
+from asyncps.roles.runtime import Runtime
+from asyncps.values import as_keys
+
+
+class KVStore:
+    """A store for programs without an event loop of their own; every verb blocks.
+
+    Made by `asyncps.create` or `LocalCluster.run`. May be used from several threads.
+
+    Attributes:
+        type: The store type, such as "dist_sync".
+    """
+
+    def __init__(self, core: Core, runtime: Runtime, on_close: Callable[[], None]) -> None:
+        self._core = core
+        self._runtime = runtime
+        self._on_close = on_close
+
+    # ---- values ----
+
+    def init(self, key: Any, value: Any) -> None:
+        """Initialise keys: rank 0's value counts for everyone.
+
+        Args:
+            key: A str or 64-bit int, or a list of them; 5 and "5" are two keys.
+            value: An array (dtype f16 bf16 f32 f64 i8 u8 i32 i64, any shape), or a list of them;
+                lent until this returns. Other ranks' values only say dtype and shape.
+
+        Rank 0 returns when the servers hold the values, others when the keys exist. A key that
+        exists is checked and not changed.
+
+        Raises:
+            ShapeMismatch, DtypeMismatch: The key exists and is different.
+        """
+        self._runtime.run(self._core.init(key, value))
+
+    def assign(self, key: Any, value: Any) -> None:
+        """Overwrite values; returns when the servers hold them.
+
+        Args:
+            key: A key or a list of keys that exist.
+            value: As in `init`; lent until this returns.
+        """
+        self._finish(self._call(key, lambda plan: self._core.assign(plan, key, value)))
+
+    def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> Handle:
+        """Contribute to the next round of keys.
+
+        Args:
+            key: A key or a list of keys.
+            value: An array of the key's dtype and shape, or a list (one a key). A list of arrays
+                for one key is the values of several local devices, summed first.
+            priority: Higher goes first.
+            copy: Copy the value; False lends it until the Handle resolves.
+
+        Returns:
+            A Handle that resolves when every server has accepted the push: it counts exactly once.
+            The call waits while more than the worker's send budget is not accepted yet.
+        """
+        call = self._call(key, lambda plan: self._core.push(plan, key, value, priority, copy))
+        self._core.budget.wait(call.op, call.copied_bytes, self._core.deadline_s)
+        self._runtime.call(call.start)
+        return self._handle(call)
+
+    def pull(
+        self, key: Any, out: Any = None, priority: int = 0, async_op: bool = False
+    ) -> Any:
+        """Fetch values; sees this worker's own last push of each key.
+
+        Args:
+            key: A key or a list of keys.
+            out: An array of the key's dtype and shape (or several: all are filled), or a list of
+                such, one a key; None makes new arrays. Written until this returns, or until the
+                Handle resolves.
+            priority: Higher goes first.
+            async_op: Return a Handle instead of waiting.
+
+        Returns:
+            The array (or list of arrays), or a Handle whose `wait()` returns that.
+
+        Raises:
+            UnknownKey: A key that nobody initialised.
+        """
+        call = self._call(key, lambda plan: self._core.pull(plan, key, out, priority))
+        return self._start(call, async_op)
+
+    def pushpull(
+        self, key: Any, value: Any, out: Any = None, priority: int = 0, async_op: bool = False
+    ) -> Any:
+        """Push and pull the same round in one trip.
+
+        Args:
+            key: A key or a list of keys.
+            value: As in `push`; lent until this returns or the Handle resolves.
+            out: As in `pull`; None writes into the value.
+            priority: Higher goes first.
+            async_op: Return a Handle instead of waiting.
+
+        Returns:
+            As `pull`.
+        """
+        call = self._call(key, lambda plan: self._core.pushpull(plan, key, value, out, priority))
+        return self._start(call, async_op)
+
+    def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
+        """`init`, then `pull` into `out`."""
+        self.init(key, value)
+        return self.pull(key, out, priority)
+
+    # ---- the job ----
+
+    def set_optimizer(self, optimizer: str | optim.Optimizer, **hyper: Any) -> None:
+        """Move the update to the servers; every worker calls this with the same words.
+
+        Returns when all servers have it. State of an earlier optimizer is dropped.
+
+        Raises:
+            OptimizerError: An unknown optimizer or hyper-parameter; the known ones are listed.
+            Disagreement: Another worker said something else.
+        """
+        self._runtime.run(self._core.set_optimizer(optimizer, hyper))
+
+    def set_hyperparameters(self, **hyper: Any) -> None:
+        """Change some hyper-parameters and keep the optimizer's state.
+
+        A round uses the newest that any of its contributors had set.
+        """
+        self._runtime.run(self._core.set_hyperparameters(hyper))
+
+    def barrier(self) -> None:
+        """Wait for all workers, after this worker's pushes are accepted."""
+        self._runtime.run(self._core.barrier())
+
+    def close(self) -> None:
+        """Wait until pushes are accepted, then leave for good."""
+        self._on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return plain data: bytes, rounds, waiting time by rank, queue depth."""
+        return self._runtime.run(self._core.statistics())
+
+    @property
+    def type(self) -> str:
+        """The store type."""
+        return self._core.type
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._core.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return self._core.num_workers
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number on its host, from 0."""
+        return self._core.local_rank
+
+    def is_capable(self, capability: str) -> bool:
+        """Tell whether the store can do something; "optimizer" is what MXNet asks."""
+        return self._core.is_capable(capability)
+
+    def num_dead_node(self) -> int:
+        """Return how many nodes the scheduler has declared lost."""
+        return self._core.num_dead_node()
+
+    # ---- inside ----
+
+    def _call(self, key: Any, build: Callable[[Any], Call]) -> Call:
+        self._runtime.check_thread()
+        keys, _ = as_keys(key)
+        plan = self._core.plan(keys)
+        if plan is None:
+            self._runtime.run(self._core.look_up(keys))
+            plan = self._core.plan(keys)
+        return build(plan)
+
+    def _handle(self, call: Call) -> Handle:
+        return Handle(call, self._runtime.call)
+
+    def _start(self, call: Call, async_op: bool) -> Any:
+        if async_op:
+            self._runtime.call(call.start)
+            return self._handle(call)
+        return self._finish(call)
+
+    def _finish(self, call: Call) -> Any:
+        self._runtime.call(call.start)
+        try:
+            call.op.wait()
+        except KeyboardInterrupt:
+            # Not before the loop has let go of the caller's memory.
+            self._runtime.run(self._core.let_go(call))
+            raise
+        return call.result()
+
+
+class AsyncKVStore:
+    """The same store for programs with an event loop; every verb is a coroutine.
+
+    Made by `async with asyncps.connect(...)`. See `KVStore` for what the verbs mean.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def init(self, key: Any, value: Any) -> None:
+        """As `KVStore.init`."""
+        await self._core.init(key, value)
+
+    async def assign(self, key: Any, value: Any) -> None:
+        """As `KVStore.assign`."""
+        await self._finish(self._core.assign(await self._plan(key), key, value))
+
+    async def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> Handle:
+        """As `KVStore.push`; the Handle may be awaited."""
+        call = self._core.push(await self._plan(key), key, value, priority, copy)
+        await self._core.budget.acquire(call.op, call.copied_bytes, self._core.deadline_s)
+        call.start()
+        return self._handle(call)
+
+    async def pull(
+        self, key: Any, out: Any = None, priority: int = 0, async_op: bool = False
+    ) -> Any:
+        """As `KVStore.pull`."""
+        call = self._core.pull(await self._plan(key), key, out, priority)
+        return await self._start(call, async_op)
+
+    async def pushpull(
+        self, key: Any, value: Any, out: Any = None, priority: int = 0, async_op: bool = False
+    ) -> Any:
+        """As `KVStore.pushpull`."""
+        call = self._core.pushpull(await self._plan(key), key, value, out, priority)
+        return await self._start(call, async_op)
+
+    async def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
+        """As `KVStore.broadcast`."""
+        await self.init(key, value)
+        return await self.pull(key, out, priority)
+
+    async def set_optimizer(self, optimizer: str | optim.Optimizer, **hyper: Any) -> None:
+        """As `KVStore.set_optimizer`."""
+        await self._core.set_optimizer(optimizer, hyper)
+
+    async def set_hyperparameters(self, **hyper: Any) -> None:
+        """As `KVStore.set_hyperparameters`."""
+        await self._core.set_hyperparameters(hyper)
+
+    async def barrier(self) -> None:
+        """As `KVStore.barrier`."""
+        await self._core.barrier()
+
+    async def close(self) -> None:
+        """As `KVStore.close`."""
+        await self._core.close()
+
+    async def statistics(self) -> dict[str, Any]:
+        """As `KVStore.statistics`."""
+        return await self._core.statistics()
+
+    @property
+    def type(self) -> str:
+        """The store type."""
+        return self._core.type
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._core.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return self._core.num_workers
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number on its host, from 0."""
+        return self._core.local_rank
+
+    def is_capable(self, capability: str) -> bool:
+        """As `KVStore.is_capable`."""
+        return self._core.is_capable(capability)
+
+    def num_dead_node(self) -> int:
+        """As `KVStore.num_dead_node`."""
+        return self._core.num_dead_node()
+
+    async def _plan(self, key: Any) -> Any:
+        keys, _ = as_keys(key)
+        plan = self._core.plan(keys)
+        if plan is None:
+            await self._core.look_up(keys)
+            plan = self._core.plan(keys)
+        return plan
+
+    def _handle(self, call: Call) -> Handle:
+        return Handle(call, lambda work: work())
+
+    async def _start(self, call: Call, async_op: bool) -> Any:
+        if async_op:
+            call.start()
+            return self._handle(call)
+        return await self._finish(call)
+
+    async def _finish(self, call: Call) -> Any:
+        call.start()
+        await self._core.worker.finish(call.op)
+        return call.result()
+

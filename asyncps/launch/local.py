@@ -1,0 +1,257 @@
+"""Launcher `local`: scheduler, servers and workers of one job on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asyncps.launch.course import Course, Deadlines, Failed, Order, Phase, Say, Terminate
+from asyncps.launch.environment import membership, without_cluster
+from asyncps.launch.family import Exited, Family, GuardianLost, Started
+from asyncps.launch.members import Member
+from asyncps.launch.output import Output
+from asyncps.launch.signals import Signals
+
+ANNOUNCEMENT = re.compile(r"asyncps scheduler listening on (\S+:\d+)")
+SCHEDULER = Member("scheduler", 0)
+# After the guardian has ended, nothing more comes through the pipes than what they hold.
+_DRAIN_S = 0.5
+
+RoleCommand = Callable[[str], Sequence[str]]
+Reporter = Callable[[str, str, str, str, int, str, float], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalJob:
+    """What to launch.
+
+    Attributes:
+        command: The workers' program and arguments.
+        num_workers: How many of them.
+        num_servers: How many servers.
+        inherited: The environment that all start from; a cluster in it is left out.
+        env: What is added for a role, by role.
+        log_dir: Where a file a rank is kept.
+        on_worker_lost: What survivors do when a worker is lost.
+        colour: Colour prefixes on terminals.
+        debug: Show the scheduler's announcement like any other line.
+    """
+
+    command: Sequence[str]
+    num_workers: int
+    num_servers: int
+    inherited: Mapping[str, str]
+    env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    log_dir: Path | None = None
+    on_worker_lost: str = "fail"
+    colour: bool = True
+    debug: bool = False
+
+
+def own_role(role: str) -> Sequence[str]:
+    """Return the command of a scheduler or server."""
+    return [sys.executable, "-m", "asyncps", role]
+
+
+def launch_local(
+    job: LocalJob,
+    *,
+    role_command: RoleCommand = own_role,
+    reporter: Reporter | None = None,
+    deadlines: Deadlines | None = None,
+    stdout_fd: int = 1,
+    stderr_fd: int = 2,
+) -> int:
+    """Run a job to its end; nothing of it is alive afterwards, whatever happens.
+
+    Args:
+        job: What to launch.
+        role_command: Gives the command of a scheduler or server.
+        reporter: Tells the scheduler of a reaped process; default `roles.report.report_death`.
+        deadlines: How long each phase may take.
+        stdout_fd: Where the ranks' output goes.
+        stderr_fd: Where their error output and the launcher's words go.
+
+    Returns:
+        0, or the exit code of the first process that failed (128+n for signal n), or 128+n when
+        the user sent signal n, or 1 when the launcher itself could not go on.
+
+    Raises:
+        ConfigError: The log directory cannot be used.
+    """
+    limits = deadlines or Deadlines()
+    with (
+        Signals() as signals,
+        Output(stdout_fd=stdout_fd, stderr_fd=stderr_fd, colour=job.colour,
+               log_dir=job.log_dir) as output,
+    ):
+        with Family() as family:
+            run = _Run(job, family, output, role_command, reporter, limits)
+            try:
+                run.until_over(signals)
+            finally:
+                all_gone = family.end()
+        output.drain(_DRAIN_S)
+        run.tell_the_end(all_gone)
+        return run.course.exit_code
+
+
+class _Run:
+    """One run of a job: carries out what the course orders."""
+
+    def __init__(
+        self, job: LocalJob, family: Family, output: Output, role_command: RoleCommand,
+        reporter: Reporter | None, deadlines: Deadlines,
+    ) -> None:
+        self.course = Course(job.num_workers, deadlines, time.monotonic())
+        self._job = job
+        self._family = family
+        self._output = output
+        self._role_command = role_command
+        self._reporter = reporter
+        self._deadlines = deadlines
+        self._token = secrets.token_hex(32)
+        self._name = f"local-{secrets.token_hex(8)}"
+        self._scheduler = "127.0.0.1:0"
+        self._listens = False
+        self._members: list[Member] = []
+        self._pids: dict[Member, int] = {}
+
+    def until_over(self, signals: Signals) -> None:
+        """Start everybody and go on until whoever is alive is to be killed."""
+        heard, teller = socket.socketpair()
+        with heard, teller:
+            self._start(SCHEDULER, lambda line: self._listen(line, teller))
+            while self.course.phase is not Phase.OVER:
+                sources: list[Family | Signals | socket.socket] = [self._family, signals, heard]
+                wait_s = self.course.wait_s(time.monotonic())
+                ready, _, _ = select.select(sources, [], [], wait_s)
+                if heard in ready:
+                    self._scheduler = heard.recv(1024).decode()
+                    if self.course.phase is Phase.STARTING:
+                        self.course.announced()
+                        self._start_others()
+                if signals in ready:
+                    self._take_signals(signals)
+                if self._family in ready:
+                    self._take_events()
+                self._obey(self.course.tick(time.monotonic()))
+
+    def tell_the_end(self, all_gone: bool) -> None:
+        """Show the culprit's last lines again and say how it ended."""
+        if not all_gone:
+            self._output.say("warning: a process of the job could not be ended in time")
+        culprit = self.course.culprit
+        if culprit is not None:
+            self._output.say(f"the last lines of {culprit}:")
+            self._output.show_tail(culprit)
+            self._output.say(f"{self._full_name(culprit)} {self.course.reason}")
+
+    def _start_others(self) -> None:
+        for rank in range(self._job.num_servers):
+            self._start(Member("server", rank))
+        for rank in range(self._job.num_workers):
+            self._start(Member("worker", rank))
+        if self._reporter is None:
+            # While the children start: at a death there would be no time for it.
+            from asyncps.roles.report import report_death
+
+            self._reporter = report_death
+
+    def _start(self, member: Member, on_line: Callable[[str], bool] | None = None) -> None:
+        worker = member.role == "worker"
+        command = self._job.command if worker else self._role_command(member.role)
+        env = {
+            **without_cluster(self._job.inherited),
+            "PYTHONUNBUFFERED": self._job.inherited.get("PYTHONUNBUFFERED", "1"),
+            **self._job.env.get(member.role, {}),
+            **membership(
+                member.role, member.rank, num_workers=self._job.num_workers,
+                num_servers=self._job.num_servers, scheduler=self._scheduler, job=self._name,
+            ),
+            "ASYNCPS_LOCAL_RANK": str(member.rank),
+            "ASYNCPS_TOKEN": self._token,
+            "ASYNCPS_ON_WORKER_LOST": self._job.on_worker_lost,
+        }
+        ends = self._output.open(member, on_line)
+        try:
+            self._family.start(len(self._members), command, env, *ends)
+        finally:
+            for end in ends:
+                os.close(end)
+        self._members.append(member)
+        self.course.started(member)
+
+    def _listen(self, line: str, teller: socket.socket) -> bool:
+        """On the output thread: find the announcement; True hides the line."""
+        match = None if self._listens else ANNOUNCEMENT.fullmatch(line)
+        if match is None:
+            return False
+        self._listens = True
+        with contextlib.suppress(OSError):  # the launch is over already
+            teller.sendall(match[1].encode())
+        return not self._job.debug
+
+    def _take_signals(self, signals: Signals) -> None:
+        for number in signals.received():
+            self._output.say(f"{number.name}: ending the job")
+            self._obey(self.course.interrupted(number, time.monotonic()))
+
+    def _take_events(self) -> None:
+        try:
+            events = self._family.events()
+        except GuardianLost:
+            self._output.say("error: the guardian of this launch was killed: ending the job")
+            self.course.broken()
+            return
+        for event in events:
+            member = self._members[event.ident]
+            match event:
+                case Started(pid=pid):
+                    self._pids[member] = pid
+                case Exited(code=code):
+                    self._obey(self.course.exited(member, code, time.monotonic()))
+
+    def _obey(self, orders: list[Order]) -> None:
+        for order in orders:
+            match order:
+                case Failed(member=member, reason=reason, tell_scheduler=tell):
+                    self._output.say(f"{self._full_name(member)} {reason}: ending the job")
+                    if tell:
+                        self._report(member, reason)
+                    self.course.reported(time.monotonic())
+                case Terminate():
+                    self._family.signal(signal.SIGTERM)
+                case Say(text=text):
+                    self._output.say(text)
+
+    def _report(self, member: Member, reason: str) -> None:
+        """In a thread of its own: neither its signals nor its delay are ours."""
+
+        reporter = self._reporter
+        assert reporter is not None  # the scheduler is told of nothing before all were started
+
+        def tell() -> None:
+            try:
+                reporter(self._scheduler, self._token, self._name, member.role, member.rank,
+                         reason, self._deadlines.report)
+            except Exception as error:  # noqa: BLE001 - a task's edge: the job must end all the same
+                self._output.say(f"warning: the scheduler was not told: {error!r}")
+
+        thread = threading.Thread(target=tell, name="asyncps-launch-report", daemon=True)
+        thread.start()
+        thread.join(self._deadlines.report)
+
+    def _full_name(self, member: Member) -> str:
+        return f"{member} (pid {self._pids.get(member, '?')}) on {socket.gethostname()}"

@@ -1,0 +1,1 @@
+"""The wire without a socket: frames, control messages, the handshake, one connection's reader."""

@@ -1,0 +1,66 @@
+"""The layout of a frame, its kinds and its limits.
+
+A frame is a fixed header (`asyncps_ext.wire`, 72 bytes, little-endian, its own crc32c), then a
+table, then the payload. The table is a msgpack control message, or the u32 rows of a slab that the
+payload holds; a frame without the ROWS flag speaks of a whole unit. Lengths are 64-bit and are
+checked against the limits below before anything is allocated.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from asyncps_ext import wire
+
+HEADER_SIZE: int = wire.HEADER_SIZE
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    CONTROL = 1  # table: a control message
+    HEARTBEAT = 2  # nothing; says that the sender lives
+    INIT = 10  # table: UnitSpec, payload: the first value of those keys
+    ASSIGN = 11  # payload: a value that replaces the stored one
+    PUSH = 12  # payload: this worker's contribution to round `clock`
+    PULL = 13  # answered with DATA when round `clock` is applied
+    PUSHPULL = 14  # PUSH, answered like PULL of the same clock
+    WAIT = 15  # PULL without the data: answered with ACK
+    REFUSE = 16  # table: ErrorInfo; this worker has no contribution to round `clock`
+    ACK = 20  # the request was accepted
+    DATA = 21  # payload: the value
+    ERROR = 22  # table: ErrorInfo
+
+
+class Flag(IntEnum):
+    """Bits of the header's flags."""
+
+    ROWS = 1  # the table lists rows of a slab
+
+
+class Header(NamedTuple):
+    """The fields of a frame's header, in the order of `wire.parse_header`."""
+
+    kind: int
+    flags: int
+    incarnation: int
+    store: int
+    request: int
+    unit: int
+    priority: int
+    clock: int
+    table_bytes: int
+    payload_bytes: int
+    acked: int  # data: pulls of this unit below this clock have arrived; control: requests
+    hyper: int  # push: version of the hyper-parameters held; PULL, WAIT: size of the value asked
+
+
+# A table is a control message or the rows of one slab (at most 4096 rows of 4 bytes). The largest
+# control message is the placement of the keys of one init call.
+MAX_TABLE_BYTES = 64 << 20
+
+# A payload is one chunk or one slab; the chunk size is a setting of at most 1 GiB.
+MAX_PAYLOAD_BYTES = 1 << 30
+
+MAX_ROWS = 4096

@@ -1,0 +1,326 @@
+"""Control messages: one struct each, packed with msgspec; they travel in the table of a frame.
+
+Requests are numbered by the frame's request id; the answer carries the same number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
+
+Key = int | str
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all control messages."""
+
+
+# ---- membership -----------------------------------------------------------------------------
+
+
+class Join(Message, tag=1):
+    """A node asks the scheduler to be a member. `rank` None: by order of joining.
+
+    `incarnation` is 0 for a process that joins for the first time, and its own number when it
+    comes back over a new connection. `host` and `port` are where it listens (servers), else "".
+    """
+
+    role: str
+    rank: int | None
+    incarnation: int
+    host: str
+    port: int
+    hostname: str
+    pid: int
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One row of the member table."""
+
+    role: str
+    rank: int
+    incarnation: int
+    host: str
+    port: int
+    hostname: str
+    pid: int
+
+
+class Joined(Message, tag=2):
+    """The answer to Join: who you are."""
+
+    rank: int
+    incarnation: int
+    num_workers: int
+    num_servers: int
+
+
+class Members(Message, tag=3):
+    """The scheduler tells the member table once everybody is there; servers hear it first."""
+
+    members: list[Member]
+
+
+class Prepared(Message, tag=4):
+    """A server knows the member table: workers may come."""
+
+
+class Leave(Message, tag=5):
+    """A node leaves for good, with nothing left to do. Answered with Done."""
+
+
+class Died(Message, tag=6):
+    """The launcher reaped a child: it need not be waited for. Answered with Done."""
+
+    role: str
+    rank: int
+    reason: str
+
+
+class Lost(Message, tag=7):
+    """The scheduler declares a node lost."""
+
+    role: str
+    rank: int
+    host: str
+    reason: str
+
+
+class Shutdown(Message, tag=8):
+    """The scheduler ends the job; `error` tells why when it did not end well."""
+
+    error: ErrorInfo | None
+
+
+# ---- stores and keys --------------------------------------------------------------------------
+
+
+class StoreConfig(msgspec.Struct, frozen=True, array_like=True):
+    """What all workers must say alike when they open a store."""
+
+    type: str
+    order: str
+    reduce: str
+
+
+class OpenStore(Message, tag=20):
+    """A worker opens a store by name; answered with StoreOpened."""
+
+    name: str
+    config: StoreConfig
+
+
+class StoreOpened(Message, tag=21):
+    """The number of a store."""
+
+    store: int
+
+
+class KeySpec(msgspec.Struct, frozen=True, array_like=True):
+    """A key as its owner describes it."""
+
+    key: Key
+    dtype: str
+    shape: tuple[int, ...]
+    itemsize: int
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes [start, start + size) of a key, kept by `server` in `unit`; `row` is -1 for a chunk,
+    else the row of the slab, which begins at byte `offset` of the slab."""
+
+    server: int
+    unit: int
+    start: int
+    size: int
+    row: int
+    offset: int
+
+
+class Placement(msgspec.Struct, frozen=True, array_like=True):
+    """Where one key lives; `fresh` tells rank 0 that its value is to be written."""
+
+    spec: KeySpec
+    pieces: list[Piece]
+    fresh: bool
+
+
+class Declare(Message, tag=22):
+    """Rank 0 initialises keys: the scheduler places those that are new. Answered with Placed."""
+
+    store: int
+    keys: list[KeySpec]
+
+
+class Await(Message, tag=23):
+    """Another rank initialises keys: answered with Placed when the servers hold them all."""
+
+    store: int
+    keys: list[KeySpec]
+
+
+class Lookup(Message, tag=24):
+    """Where do these keys live? Answered with Placed, or with UnknownKey."""
+
+    store: int
+    keys: list[Key]
+
+
+class Placed(Message, tag=25):
+    """Where keys live, in the order asked."""
+
+    version: int
+    placements: list[Placement]
+
+
+class Ready(Message, tag=26):
+    """Rank 0: the servers hold the values of these keys. Answered with Done."""
+
+    store: int
+    keys: list[Key]
+
+
+# ---- agreement --------------------------------------------------------------------------------
+
+
+class Barrier(Message, tag=30):
+    """A worker has come to the barrier of this store. Answered with Done when all have."""
+
+    store: int
+
+
+class SetOptimizer(Message, tag=31):
+    """A worker asks for this optimizer on all servers. Answered with Done when all have it."""
+
+    store: int
+    name: str
+    hyper: dict[str, Any]
+
+
+class Install(Message, tag=32):
+    """The scheduler tells a server what all workers agreed on. Answered with Done."""
+
+    store: int
+    config: StoreConfig
+    optimizer: str | None
+    hyper: dict[str, Any]
+
+
+class SetHyper(Message, tag=33):
+    """A worker tells a server (on the data connection) hyper-parameters by version."""
+
+    store: int
+    version: int
+    values: dict[str, Any]
+
+
+class Done(Message, tag=40):
+    """Yes, and nothing else to say."""
+
+
+class ErrorInfo(Message, tag=41):
+    """An error on its way to the caller."""
+
+    code: int
+    message: str
+    key: Key | None = None
+    rank: int | None = None
+    host: str | None = None
+    expected: str | None = None
+    got: str | None = None
+
+
+# ---- a unit, as INIT describes it to its server -------------------------------------------------
+
+
+class UnitSpec(Message, tag=50):
+    """The table of an INIT frame: rows of (key, size in bytes); a chunk has one row."""
+
+    dtype: str
+    slab: bool
+    first_row: int
+    keys: list[Key]
+    sizes: list[int]
+
+
+# ---- questions to a server ------------------------------------------------------------------
+
+
+class Missing(Message, tag=60):
+    """Whom does this round wait for? Answered with MissingRanks."""
+
+    store: int
+    unit: int
+    rows: list[int]
+    clock: int
+
+
+class MissingRanks(Message, tag=61):
+    """Ranks that have not contributed, ascending; empty when the round is applied."""
+
+    ranks: list[int]
+
+
+class AskStatistics(Message, tag=62):
+    """What has this server done for a store? Answered with ServerStatistics."""
+
+    store: int
+
+
+class ServerStatistics(Message, tag=63):
+    """Plain numbers of one server and store."""
+
+    received_bytes: int
+    sent_bytes: int
+    queued_bytes: int
+    rounds: int
+    units: int
+    value_bytes: int
+    parked: int
+    waited_s: dict[int, float]
+
+
+AnyMessage = (
+    Join | Joined | Members | Prepared | Leave | Died | Lost | Shutdown | OpenStore | StoreOpened
+    | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
+    | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """Pack a control message."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | bytearray | memoryview) -> AnyMessage:
+    """Unpack a control message.
+
+    Raises:
+        RemoteProtocolError: The bytes are no message of ours.
+    """
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"not a control message: {error}") from None
+
+
+def error_to_wire(error: AsyncPSError, host: str | None = None) -> ErrorInfo:
+    """Pack an error for the peer that caused it, or that has to hear of it."""
+    return ErrorInfo(
+        code=type(error).code, message=error.message, key=error.key, rank=error.rank,
+        host=error.host or host, expected=error.expected, got=error.got,
+    )
+
+
+def error_from_wire(info: ErrorInfo) -> AsyncPSError:
+    """Make the error that the peer raised: same class, same text, with its host."""
+    return class_of_code(info.code)(
+        info.message, key=info.key, rank=info.rank, host=info.host,
+        expected=info.expected, got=info.got,
+    )

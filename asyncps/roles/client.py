@@ -1,0 +1,411 @@
+"""One store at one worker: from arrays to requests, and back.
+
+The caller's thread checks and gathers (`plan`, `values`); the loop gives clocks, cuts keys into
+chunks, and puts answers where they belong. Large arrays are sent and received in the caller's own
+memory; rows of slabs pass through a buffer of the pool.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncps.errors import AsyncPSError, ClosedError
+from asyncps.protocol import messages
+from asyncps.protocol.frames import Flag, Header, Kind
+from asyncps.protocol.messages import AnyMessage, Key, KeySpec, Piece, Placement, StoreConfig
+from asyncps.roles.operation import Operation
+from asyncps.state.requests import Step, UnitTrack
+from asyncps.tensor import dtypes
+from asyncps.tensor.pool import Bytes
+from asyncps.transport.link import Link, Request
+from asyncps_ext import wire
+
+log = logging.getLogger(__name__)
+
+pack_header: Callable[..., bytes] = wire.pack_header
+
+
+_KINDS = {
+    "push": Kind.PUSH, "pull": Kind.PULL, "pushpull": Kind.PUSHPULL, "assign": Kind.ASSIGN,
+}
+
+
+class RemoteUnit:
+    """A unit of a server as a worker sees it."""
+
+    __slots__ = ("held", "link", "number", "row_keys", "sizes", "slab", "tail", "track")
+
+    def __init__(self, link: Link, number: int, slab: bool) -> None:
+        self.link = link
+        self.number = number
+        self.slab = slab
+        self.sizes: list[int] = []
+        self.row_keys: list[Key] = []
+        self.track = UnitTrack(0 if slab else 1)
+        # Pushes beyond the clock window step aside here and block no other unit.
+        self.held: deque[tuple[Step, Callable[[], None], Operation]] = deque()
+        self.tail: Request | None = None
+
+    def priority(self, wanted: int) -> int:
+        """Never overtake a request of the same unit that still waits in the queue."""
+        tail = self.tail
+        if tail is not None and not tail.sent and tail.priority < wanted:
+            return tail.priority
+        return wanted
+
+
+class KeyInfo:
+    """A key as this worker knows it."""
+
+    __slots__ = ("dtype", "key", "nbytes", "pieces", "shape", "spec")
+
+    def __init__(self, spec: KeySpec, pieces: list[tuple[RemoteUnit, Piece]]) -> None:
+        self.spec = spec
+        self.key = spec.key
+        self.shape = tuple(spec.shape)
+        self.dtype = dtypes.numpy_dtype(spec.dtype)
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * spec.itemsize
+        self.pieces = pieces
+
+
+class SlabPlan:
+    """The keys of one call that live in one slab, in the slab's order."""
+
+    __slots__ = ("dtype", "indices", "rows", "shapes", "size", "unit")
+
+    def __init__(self, unit: RemoteUnit, members: list[tuple[int, int, KeyInfo]]) -> None:
+        members.sort(key=lambda member: member[0])
+        self.unit = unit
+        self.rows = [row for row, _, _ in members]
+        self.indices = [index for _, index, _ in members]
+        self.shapes = [info.shape for _, _, info in members]
+        self.dtype = members[0][2].dtype
+        self.size = sum(info.nbytes for _, _, info in members)
+
+
+class Plan:
+    """Where the keys of one call live: chunks by key, and slabs."""
+
+    __slots__ = ("infos", "large", "slabs")
+
+    def __init__(self, infos: Sequence[KeyInfo]) -> None:
+        self.infos = infos
+        self.large: list[tuple[int, KeyInfo]] = []
+        slabs: dict[RemoteUnit, list[tuple[int, int, KeyInfo]]] = {}
+        for index, info in enumerate(infos):
+            if info.pieces and info.pieces[0][0].slab:
+                unit, piece = info.pieces[0]
+                slabs.setdefault(unit, []).append((piece.row, index, info))
+            elif info.pieces:
+                self.large.append((index, info))
+        self.slabs = [SlabPlan(unit, members) for unit, members in slabs.items()]
+
+
+class Client:
+    """One store at one worker. Everything but `plan` runs on the loop.
+
+    Args:
+        number: The store's number.
+        config: What all workers said when they opened it.
+        incarnation: This worker's.
+        links: The servers by rank.
+        now: The loop's clock.
+    """
+
+    def __init__(
+        self, number: int, config: StoreConfig, incarnation: int, links: Sequence[Link],
+        now: Callable[[], float],
+    ) -> None:
+        self.number = number
+        self.config = config
+        self.incarnation = incarnation
+        self.links = links
+        self.keys: dict[Key, KeyInfo] = {}
+        self.units: dict[int, RemoteUnit] = {}
+        self.optimizer: str | None = None
+        self.hyper: dict[str, Any] = {}
+        self.hyper_version = 0
+        self.pushes: set[Operation] = set()  # not accepted yet
+        self.closed = False
+        self._now = now
+        self._plans: dict[tuple[Key, ...], Plan] = {}
+
+    # ---- the table ----
+
+    def add_placements(self, placements: Sequence[Placement]) -> None:
+        """Learn where keys live."""
+        for placement in placements:
+            if placement.spec.key in self.keys:
+                continue
+            pieces = [(self._learn(piece, placement), piece) for piece in placement.pieces]
+            self.keys[placement.spec.key] = KeyInfo(placement.spec, pieces)
+        self._plans.clear()
+
+    def _learn(self, piece: Piece, placement: Placement) -> RemoteUnit:
+        unit = self.units.get(piece.unit)
+        if unit is None:
+            unit = RemoteUnit(self.links[piece.server], piece.unit, piece.row >= 0)
+            self.units[piece.unit] = unit
+        if piece.row >= 0:
+            while len(unit.sizes) <= piece.row:
+                unit.sizes.append(0)
+                unit.row_keys.append("")
+            unit.sizes[piece.row] = piece.size
+            unit.row_keys[piece.row] = placement.spec.key
+            unit.track.grow(len(unit.sizes))
+        else:
+            unit.sizes = [piece.size]
+            unit.row_keys = [placement.spec.key]
+        return unit
+
+    def plan(self, keys: tuple[Key, ...]) -> Plan | None:
+        """Return where keys live, or None when one is not known here. Any thread."""
+        plan = self._plans.get(keys)
+        if plan is None:
+            infos = [self.keys.get(key) for key in keys]
+            if any(info is None for info in infos):
+                return None
+            plan = Plan([info for info in infos if info is not None])
+            if len(self._plans) > 256:
+                self._plans.clear()
+            self._plans[keys] = plan
+        return plan
+
+    # ---- verbs, on the loop ----
+
+    def send(
+        self,
+        op: Operation,
+        plan: Plan,
+        values: Sequence[memoryview | None],
+        slabs: Sequence[Bytes | None],
+        outs: Sequence[memoryview | None],
+        arrived: Sequence[Callable[[Bytes], None] | None],
+        priority: int,
+    ) -> None:
+        """Carry out one verb over all keys of a plan.
+
+        Args:
+            op: Ends when all is answered; its verb is push, pull, pushpull or assign.
+            plan: Where the keys live.
+            values: Byte views of the large keys' values, by index in the plan's `large`.
+            slabs: Gathered rows by index in the plan's `slabs`.
+            outs: Byte views that take the large keys' answers.
+            arrived: Called with the rows of each slab when they are there.
+            priority: Higher goes first.
+        """
+        op.since = self._now()
+        if self.closed:
+            op.part_done(ClosedError("the store is closed"))
+            return
+        kind = _KINDS[op.verb]
+        if kind != Kind.PULL:
+            self.pushes.add(op)
+            op.on_end(self.pushes.discard)
+        for place, (_, info) in enumerate(plan.large):
+            value, out = values[place], outs[place]
+            for unit, piece in info.pieces:
+                end = piece.start + piece.size
+                self._send_unit(
+                    op, kind, unit, None, piece.size,
+                    None if value is None else value[piece.start : end],
+                    None if out is None else out[piece.start : end],
+                    None, priority,
+                )
+        for place, slab in enumerate(plan.slabs):
+            unit = slab.unit
+            whole = len(slab.rows) == unit.track.rows
+            buffer = slabs[place]
+            self._send_unit(
+                op, kind, unit, None if whole else slab.rows, slab.size,
+                None if buffer is None else memoryview(buffer),
+                None, arrived[place], priority,
+            )
+        op.part_done()
+
+    def _send_unit(
+        self, op: Operation, kind: Kind, unit: RemoteUnit, rows: list[int] | None, size: int,
+        value: memoryview | None, out: memoryview | None,
+        arrived: Callable[[Bytes], None] | None, priority: int,
+    ) -> None:
+        track = unit.track
+        if kind == Kind.ASSIGN:
+            steps = [Step(0, rows, 0)]
+        elif kind == Kind.PULL:
+            steps = track.pull(rows)
+        else:
+            steps = track.push(rows)
+        if len(steps) == 1:
+            self._when_open(
+                op, kind, unit, steps[0], size, value, out, arrived, priority
+            )
+            return
+        # Rows at different clocks: a frame for each clock, through buffers of their own.
+        every = list(range(track.rows)) if rows is None else rows
+        offsets = dict(zip(every, _starts(unit, every), strict=True))
+        joined = np.empty(size, np.uint8) if arrived is not None else None
+        remaining = [len(steps)]
+        for step in steps:
+            members = every if step.rows is None else list(step.rows)
+            spans = [(offsets[row], unit.sizes[row]) for row in members]
+            part = None
+            if value is not None:
+                part = memoryview(b"".join(value[a : a + n] for a, n in spans))
+
+            def put(buffer: Bytes, spans: list[tuple[int, int]] = spans) -> None:
+                assert joined is not None
+                assert arrived is not None
+                begin = 0
+                for start, length in spans:
+                    joined[start : start + length] = buffer[begin : begin + length]
+                    begin += length
+                remaining[0] -= 1
+                if not remaining[0]:
+                    arrived(joined)
+
+            self._when_open(
+                op, kind, unit, step, sum(n for _, n in spans), part, None,
+                None if arrived is None else put, priority,
+            )
+
+    def _when_open(
+        self, op: Operation, kind: Kind, unit: RemoteUnit, step: Step, size: int,
+        value: memoryview | None, out: memoryview | None,
+        arrived: Callable[[Bytes], None] | None, priority: int,
+    ) -> None:
+        op.add()
+
+        def go() -> None:
+            self._post(op, kind, unit, step, size, value, out, arrived, priority)
+
+        if kind in (Kind.PULL, Kind.ASSIGN) or not (unit.held or step.wait_for):
+            go()
+            return
+        unit.held.append((step, go, op))
+        if len(unit.held) == 1:
+            self._ask_for_room(unit)
+
+    def _ask_for_room(self, unit: RemoteUnit) -> None:
+        """Send held pushes that may go, and ask for word of the clock that the next waits for."""
+        while unit.held:
+            step, go, _ = unit.held[0]
+            need = unit.track.must_wait(step)
+            if need:
+                size = _size_of(unit, step.rows)
+                waiting = Operation("wait", lent=False)
+                waiting.since = self._now()
+
+                def opened(ended: Operation) -> None:
+                    if ended.error is None:
+                        self._ask_for_room(unit)
+                    else:
+                        self._drop_held(unit, ended.error)
+
+                waiting.on_end(opened)
+                self._post(
+                    waiting, Kind.WAIT, unit, Step(need, step.rows, 0), size, None, None, None,
+                    1 << 20,
+                )
+                return
+            unit.held.popleft()
+            go()
+
+    def _drop_held(self, unit: RemoteUnit, error: AsyncPSError) -> None:
+        """The word never came: what was held cannot go."""
+        held, unit.held = list(unit.held), deque()
+        for _, _, op in held:
+            op.part_done(error)
+
+    def _post(
+        self, op: Operation, kind: Kind, unit: RemoteUnit, step: Step, size: int,
+        value: memoryview | None, out: memoryview | None,
+        arrived: Callable[[Bytes], None] | None, priority: int,
+    ) -> None:
+        link, track = unit.link, unit.track
+        number = link.number()
+        wants = kind != Kind.PUSH and kind != Kind.ASSIGN
+        flags, table = 0, b""
+        if step.rows is not None and unit.slab:
+            flags = Flag.ROWS
+            table = np.asarray(step.rows, "<u4").tobytes()
+        priority = unit.priority(priority)
+        payload = 0 if value is None else size
+        header = pack_header(
+            kind, flags, self.incarnation, self.number, number, unit.number, priority,
+            step.clock, len(table), payload, track.floor(step),
+            self.hyper_version if value is not None else size,
+        )
+        parts: list[bytes | memoryview] = [header]
+        if table:
+            parts.append(table)
+        if value is not None:
+            parts.append(value)
+        place, buffer = out, None
+        if wants and kind != Kind.WAIT and place is None:
+            buffer = np.empty(size, np.uint8)
+            place = memoryview(buffer)
+
+        def answered(
+            _request: Request, header: Header | None, _message: AnyMessage | None,
+            error: AsyncPSError | None,
+        ) -> None:
+            if wants:
+                if error is None and header is not None:
+                    track.answered(number)
+                else:
+                    track.failed(number)
+            if error is None and buffer is not None and arrived is not None:
+                arrived(buffer)
+            op.part_done(error)
+
+        request = Request(
+            number, priority, parts, len(header) + len(table) + payload, answered, place, unit
+        )
+        request.since = op.since
+        if wants:
+            track.asked(number, step.clock, step.rows)
+        op.requests.append((link, request))
+        unit.tail = request
+        link.request(request)
+
+    def init_unit(
+        self, op: Operation, unit: RemoteUnit, spec: messages.UnitSpec, value: memoryview
+    ) -> None:
+        """Send the first value of a chunk, or of new rows of a slab."""
+        op.add()
+        link = unit.link
+        number = link.number()
+        table = messages.encode(spec)
+        header = pack_header(
+            Kind.INIT, 0, self.incarnation, self.number, number, unit.number, 1 << 20, 0,
+            len(table), len(value), 0, 0,
+        )
+
+        def answered(
+            _request: Request, _header: Header | None, _message: AnyMessage | None,
+            error: AsyncPSError | None,
+        ) -> None:
+            op.part_done(error)
+
+        size = len(header) + len(table) + len(value)
+        request = Request(number, 1 << 20, [header, table, value], size, answered, None, unit)
+        request.since = op.since
+        op.requests.append((link, request))
+        link.request(request)
+
+
+def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:
+    starts, begin = [], 0
+    for row in rows:
+        starts.append(begin)
+        begin += unit.sizes[row]
+    return starts
+
+
+def _size_of(unit: RemoteUnit, rows: Sequence[int] | None) -> int:
+    return sum(unit.sizes) if rows is None else sum(unit.sizes[row] for row in rows)

@@ -1,0 +1,261 @@
+"""What one server keeps for one store: its units, and how frames about them are carried out.
+
+Everything here happens between two bytes of a socket: no wait, no clock but the one given in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from asyncps.errors import (
+    AsyncPSError,
+    Disagreement,
+    DtypeMismatch,
+    RemoteProtocolError,
+    UnknownKey,
+)
+from asyncps.protocol.frames import Header, Kind
+from asyncps.protocol.messages import Install, Missing, SetHyper, UnitSpec
+from asyncps.roles.slab import Slab
+from asyncps.roles.unit import Rules, Unit, Waiter
+from asyncps.tensor import dtypes
+from asyncps.tensor.pool import Bytes, Pool
+
+_NOTHING = memoryview(b"")
+
+# Versions of hyper-parameters that are kept: pushes in flight are at most a few versions old.
+_KEPT_HYPER = 1024
+
+
+class Keeper:
+    """The units of one store on one server.
+
+    Args:
+        install: How the store works, as the scheduler tells it.
+        members: One bit for each rank that a round waits for.
+        pool: Where buffers come from.
+        answer: Sends the answer of a waiter that has all its parts.
+    """
+
+    def __init__(
+        self, install: Install, members: int, pool: Pool, answer: Callable[[Waiter], None]
+    ) -> None:
+        self.pool = pool
+        self.rules = Rules(install.config.order, install.config.reduce, members)
+        self.units: dict[int, Unit | Slab] = {}
+        self.keys: dict[int, list[int | str]] = {}
+        self.value_bytes = 0
+        self._answer = answer
+        self.install(install)
+
+    def install(self, install: Install) -> None:
+        """Take an optimizer; state that another one left behind is dropped."""
+        self.rules.optimizer = install.optimizer
+        self.rules.hyper = {0: install.hyper}
+        for unit in self.units.values():
+            for part in _parts(unit):
+                part.state.clear()
+                part.updates = 0
+
+    def set_hyper(self, message: SetHyper) -> None:
+        """Keep a version of the hyper-parameters.
+
+        Raises:
+            Disagreement: Another worker said something else under the same version.
+        """
+        hyper = self.rules.hyper
+        known = hyper.get(message.version)
+        if known is not None and known != message.values:
+            raise Disagreement("workers set different hyper-parameters at the same change",
+                               expected=known, got=message.values)
+        hyper[message.version] = message.values
+        while len(hyper) > _KEPT_HYPER:
+            del hyper[min(hyper)]
+
+    # ---- values ----
+
+    def init(self, unit: int, spec: UnitSpec, buffer: Bytes) -> None:
+        """Take the first value of a chunk or of rows of a slab; a repetition changes nothing."""
+        dtype = dtypes.by_name(spec.dtype)
+        if self.rules.reduce == "mean" and not dtype.is_float:
+            self.pool.give(buffer)
+            raise DtypeMismatch("the mean of integers", key=spec.keys[0], expected="a float dtype",
+                                got=spec.dtype)
+        found = self.units.get(unit)
+        if not spec.slab:
+            if found is None:
+                self.units[unit] = Unit(dtype, buffer, self.pool)
+                self.keys[unit] = list(spec.keys)
+                self._grew(buffer.nbytes)
+            else:
+                self.pool.give(buffer)
+            return
+        slab = self.units.setdefault(unit, Slab(dtype, self.pool))
+        if not isinstance(slab, Slab) or spec.first_row > len(slab.sizes):
+            self.pool.give(buffer)
+            raise RemoteProtocolError("rows of a slab come in order", got=spec.first_row)
+        known = len(slab.sizes) - spec.first_row
+        if slab.sizes[spec.first_row :] != spec.sizes[:known]:
+            self.pool.give(buffer)
+            raise RemoteProtocolError("rows that exist with other sizes", key=spec.keys[0])
+        if known >= len(spec.sizes):
+            self.pool.give(buffer)
+            return
+        begin = sum(spec.sizes[:known])
+        fresh = self.pool.take(buffer.nbytes - begin)
+        fresh[:] = buffer[begin:]
+        self.pool.give(buffer)
+        self.keys.setdefault(unit, []).extend(spec.keys[known:])
+        self._grew(fresh.nbytes)
+        slab.add_rows(spec.sizes[known:], fresh)
+
+    def _grew(self, size: int) -> None:
+        self.value_bytes += size
+        # Old versions and accumulators come back each round: keep as much as the values take.
+        self.pool.keep_bytes += size
+
+    def find(self, header: Header, rows: Sequence[int] | None, size: int) -> Target:
+        """Return what a frame speaks of, checked.
+
+        Args:
+            header: The frame's.
+            rows: The rows that it lists, or None.
+            size: Bytes that it brings, or that its answer is to have.
+
+        Raises:
+            UnknownKey: There is no such unit.
+            RemoteProtocolError: Its size or rows are wrong.
+        """
+        unit = self.units.get(header.unit)
+        if unit is None:
+            raise UnknownKey("no such unit on this server", got=header.unit)
+        if isinstance(unit, Unit):
+            if rows is not None or size != unit.size:
+                raise RemoteProtocolError("not the size of the chunk", expected=unit.size,
+                                          got=size)
+            return unit, None
+        if rows is None:
+            if size == unit.size and unit.join():
+                assert unit.whole is not None
+                return unit.whole, None
+            rows = unit.prefix(size)  # a peer that has not heard of the newest rows
+        elif size != unit.size_of(rows):
+            raise RemoteProtocolError("not the size of the rows", expected=unit.size_of(rows),
+                                      got=size)
+        unit.split()
+        return unit, rows
+
+    def is_replay(self, target: Target, rank: int, clock: int) -> bool:
+        """Tell whether a push was counted before, for all that it speaks of."""
+        unit, rows = target
+        if isinstance(unit, Unit):
+            return unit.rounds.is_replay(rank, clock)
+        assert rows is not None
+        return all(unit.rows[row].rounds.is_replay(rank, clock) for row in rows)
+
+    def push(
+        self, target: Target, rank: int, header: Header, buffer: Bytes, now: float
+    ) -> None:
+        """Count a contribution and answer whoever waited for it."""
+        unit, rows = target
+        clock, rules = header.clock, self.rules
+        if isinstance(unit, Unit):
+            unit.arrived(rank, header.acked)
+            waiters = unit.contribute(rank, clock, buffer, header.hyper, rules, now)
+            if waiters:
+                self._give(unit, waiters, clock)
+            return
+        assert rows is not None
+        begin = 0
+        for row in rows:
+            part = unit.rows[row]
+            piece = self.pool.take(part.size)
+            piece[:] = buffer[begin : begin + part.size]
+            begin += part.size
+            part.arrived(rank, header.acked)
+            waiters = part.contribute(rank, clock, piece, header.hyper, rules, now)
+            if waiters:
+                self._give(part, waiters, clock)
+        self.pool.give(buffer)
+
+    def pull(self, target: Target, rank: int, header: Header) -> bool:
+        """Answer with the value of round `clock`, now or when it is applied; True when now."""
+        unit, rows = target
+        parts = 1 if rows is None else len(rows)
+        data = header.kind != Kind.WAIT
+        waiter = Waiter(
+            rank, header.request, header.unit, header.priority, data, header.clock,
+            [_NOTHING] * parts, parts,
+        )
+        if isinstance(unit, Unit):
+            unit.arrived(rank, header.acked)
+            done = unit.park(waiter, 0, header.clock)
+        else:
+            assert rows is not None
+            done = False
+            for position, row in enumerate(rows):
+                part = unit.rows[row]
+                part.arrived(rank, header.acked)
+                done = part.park(waiter, position, header.clock)
+            done = waiter.pending == 0
+        if done:
+            self._answer(waiter)
+        return done
+
+    def assign(self, target: Target, buffer: Bytes) -> None:
+        """Replace values."""
+        unit, rows = target
+        if isinstance(unit, Unit):
+            unit.assign(buffer)
+            return
+        assert rows is not None
+        begin = 0
+        for row in rows:
+            part = unit.rows[row]
+            piece = self.pool.take(part.size)
+            piece[:] = buffer[begin : begin + part.size]
+            begin += part.size
+            part.assign(piece)
+        self.pool.give(buffer)
+
+    def missing(self, message: Missing) -> list[int]:
+        """Return the ranks that a round waits for."""
+        unit = self.units.get(message.unit)
+        if unit is None:
+            raise UnknownKey("no such unit on this server", got=message.unit)
+        ranks: set[int] = set()
+        parts: Sequence[Unit] = _parts(unit)
+        if isinstance(unit, Slab) and unit.whole is None and message.rows:
+            unit.size_of(message.rows)
+            parts = [unit.rows[row] for row in message.rows]
+        for part in parts:
+            ranks.update(part.rounds.missing(message.clock, self.rules.members))
+        return sorted(ranks)
+
+    def name_of(self, unit: int) -> Any:
+        """Return the first key of a unit, for messages."""
+        return self.keys.get(unit, [None])[0]
+
+    def _give(self, unit: Unit, waiters: list[tuple[Waiter, int]], clock: int) -> None:
+        for waiter, position in waiters:
+            if unit.give(waiter, position, clock):
+                self._answer(waiter)
+
+
+Target = tuple[Unit | Slab, Sequence[int] | None]
+
+
+def _parts(unit: Unit | Slab) -> Sequence[Unit]:
+    if isinstance(unit, Unit):
+        return (unit,)
+    return unit.rows if unit.whole is None else (unit.whole,)
+
+
+def typed(error: AsyncPSError, key: Any, host: str) -> AsyncPSError:
+    """Add what the caller must know to an error that a frame caused."""
+    if error.key is None:
+        error.key = key
+    if error.host is None:
+        error.host = host
+    return error

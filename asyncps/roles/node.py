@@ -1,0 +1,255 @@
+"""What a server and a worker have in common: the way to the scheduler, and life beside it.
+
+A node connects, joins, hears who the others are, says once a second that it lives, and fails as a
+whole when the scheduler declares somebody lost or is lost itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from asyncps.config import Config
+from asyncps.errors import (
+    LOST_BY_ROLE,
+    AsyncPSError,
+    ClosedError,
+    ClusterError,
+    RendezvousTimeout,
+    SchedulerLost,
+)
+from asyncps.protocol import messages
+from asyncps.protocol.handshake import Hello
+from asyncps.protocol.messages import AnyMessage, Join, Joined, Lost, Member, Members, Shutdown
+from asyncps.transport.connection import Connection
+from asyncps.transport.link import Link, control_frame, heartbeat_frame
+from asyncps.transport.network import Network
+from asyncps.transport.tcp import interface_address, parse_address
+
+log = logging.getLogger(__name__)
+
+Spawn = Callable[[Any, str], None]
+
+# A loop that was this late was starved itself: it reads its sockets before it judges others.
+LATE_S = 1.0
+
+
+class Node:
+    """One server's or worker's place in the cluster.
+
+    Args:
+        config: The settings of this process.
+        role: "server" or "worker".
+        network: How to reach the others.
+        spawn: Starts a named task in the task group that owns this node.
+
+    Attributes:
+        rank: Once joined.
+        incarnation: Once joined.
+        members: Everybody, once the cluster is complete.
+        failure: Why the cluster cannot go on, if so.
+    """
+
+    def __init__(self, config: Config, role: str, network: Network, spawn: Spawn) -> None:
+        self.config = config
+        self.role = role
+        self.network = network
+        self.spawn = spawn
+        self.rank = -1 if config.rank is None else config.rank
+        self.incarnation = 0
+        self.members: list[Member] = []
+        self.num_workers = config.num_workers
+        self.num_servers = config.num_servers
+        self.failure: AsyncPSError | None = None
+        self.on_failure: list[Callable[[AsyncPSError], None]] = []
+        self.on_message: Callable[[AnyMessage, int], bool] = lambda message, request: False
+        self.shutdown = asyncio.Event()
+        self._complete = asyncio.Event()
+        self._place = ("", 0)
+        self._leaving = False
+        self._ended = False  # the scheduler has said that the job is over
+        self._down_since: float | None = None
+        self._down_reason = ""
+        self._address = parse_address(config.scheduler, 9091)
+        self.link = Link(
+            "the scheduler", self._dial, self._take, spawn, greet=self._greet,
+            on_down=self._went_down, on_refused=self.fail,
+        )
+
+    # ---- the walk in ----
+
+    async def reach_scheduler(self) -> str:
+        """Connect to the scheduler; return the local address of that socket.
+
+        Raises:
+            RendezvousTimeout: It could not be reached within the deadline.
+            HandshakeError: It does not want us.
+        """
+        try:
+            async with asyncio.timeout(self.config.rendezvous_s):
+                connection = await self.link.wait_connected()
+        except TimeoutError:
+            raise RendezvousTimeout(
+                f"the scheduler at {self._address} could not be reached within "
+                f"{self.config.rendezvous_s:g} s: {self._down_reason or 'no answer'}"
+            ) from None
+        return connection.local_host()
+
+    async def join(self, host: str = "", port: int = 0) -> None:
+        """Become a member and wait until everybody is there.
+
+        Args:
+            host: The address to tell the others, for a server.
+            port: The port, likewise.
+
+        Raises:
+            AsyncPSError: The scheduler refused, or told why the cluster will not start.
+        """
+        self._place = (host, port)
+        try:
+            # The scheduler's own deadline comes first and names who is missing.
+            async with asyncio.timeout(self.config.rendezvous_s + self.config.answer_s):
+                answer = await self.link.ask(self._join_message(), 0)
+                assert isinstance(answer, Joined)
+                self.rank, self.incarnation = answer.rank, answer.incarnation
+                self.num_workers, self.num_servers = answer.num_workers, answer.num_servers
+                self.spawn(self._beat(), f"heartbeats of {self.role} {self.rank}")
+                await self._complete.wait()
+        except TimeoutError:
+            raise RendezvousTimeout("the scheduler did not say that everybody is there") from None
+        if self.failure is not None:
+            raise self.failure
+
+    def hello(self) -> Hello:
+        """What this node says of itself on a new connection."""
+        return Hello(self.role, self.rank, self.incarnation, self.config.job, b"")
+
+    def advertised(self, local_host: str) -> str:
+        """Return the address to tell the others."""
+        if self.config.advertise:
+            return self.config.advertise
+        if self.config.interface:
+            return interface_address(self.config.interface)
+        return local_host
+
+    async def ask(self, message: messages.Message) -> AnyMessage:
+        """Ask the scheduler; there is no deadline but the cluster's life.
+
+        Raises:
+            AsyncPSError: The answer is an error, or the cluster failed meanwhile.
+        """
+        if self.failure is not None:
+            raise self.failure
+        return await self.link.ask(message, self.incarnation)
+
+    # ---- the ways out ----
+
+    async def leave(self) -> None:
+        """Say goodbye, once, and close."""
+        if self._leaving:
+            return
+        self._leaving = True
+        reachable = self.link.connection is not None and self.incarnation
+        if self.failure is None and reachable and not self._ended:
+            try:
+                async with asyncio.timeout(min(5.0, self.config.answer_s)):
+                    await self.link.ask(messages.Leave(), self.incarnation)
+            except (TimeoutError, AsyncPSError) as error:
+                log.debug("leaving without an answer: %s", error)
+        self.link.close()
+        self.link.fail(ClosedError("closed"))
+
+    def fail(self, error: AsyncPSError) -> None:
+        """The cluster cannot go on: everything that waits hears of it, once."""
+        if self.failure is not None or self._leaving or self._ended:
+            return
+        self.failure = error
+        self._complete.set()
+        self.link.fail(error)
+        for callback in list(self.on_failure):
+            callback(error)
+        self.shutdown.set()
+
+    # ---- the scheduler's side ----
+
+    async def _dial(self, link: Link) -> Connection:
+        return await self.network.connect(
+            lambda: Connection(link, self.hello(), self.config.token, connector=True),
+            self._address.host, self._address.port, self.config.host_dead_s,
+        )
+
+    def _join_message(self) -> Join:
+        rank = None if self.rank < 0 else self.rank
+        host, port = self._place
+        return Join(
+            self.role, rank, self.incarnation, host, port, socket.gethostname(), os.getpid()
+        )
+
+    def _greet(self) -> bytes | None:
+        self._down_since = None
+        if not self.incarnation:
+            return None
+        return control_frame(
+            self._join_message(), self.link.number(), self.incarnation, self.link.oldest
+        )
+
+    def _went_down(self, error: AsyncPSError) -> None:
+        self._down_reason = str(error)
+        if self._down_since is None:
+            self._down_since = asyncio.get_running_loop().time()
+
+    def _take(self, message: AnyMessage, request: int) -> None:
+        if isinstance(message, Members):
+            self.members = message.members
+            if not self.on_message(message, request):
+                self._complete.set()
+        elif isinstance(message, Lost):
+            kind = LOST_BY_ROLE.get(message.role, ClusterError)
+            self.fail(kind(
+                f"{message.role} {message.rank} is lost: {message.reason}",
+                rank=message.rank, host=message.host,
+            ))
+        elif isinstance(message, Shutdown):
+            if message.error is not None:
+                self.fail(messages.error_from_wire(message.error))
+            self._ended = True
+            self.link.expect_close()
+            self.shutdown.set()
+        elif not self.on_message(message, request):
+            log.warning("a message out of place from the scheduler: %s", type(message).__name__)
+
+    def complete(self) -> None:
+        """The member table has been taken in: `join` may return."""
+        self._complete.set()
+
+    async def _beat(self) -> None:
+        """Say that we live, and watch the scheduler."""
+        loop = asyncio.get_running_loop()
+        config = self.config
+        period = config.heartbeat_s
+        frame = heartbeat_frame(self.incarnation)
+        seen, heard_at, last = -1, loop.time(), loop.time()
+        while self.failure is None and not (self._leaving or self._ended):
+            await asyncio.sleep(period)
+            now = loop.time()
+            connection = self.link.connection
+            if connection is not None and connection.ready:
+                connection.send([frame], len(frame))
+            received = -1 if connection is None else connection.received
+            if received != seen or now - last > period + LATE_S:
+                seen, heard_at = received, now
+            last = now
+            if self._down_since is not None and now - self._down_since > config.reconnect_s:
+                self.fail(SchedulerLost(
+                    f"the scheduler at {self._address} is gone: {self._down_reason}"
+                ))
+            elif now - heard_at > config.frozen_server_s:
+                self.fail(SchedulerLost(
+                    f"the scheduler at {self._address} said nothing for "
+                    f"{config.frozen_server_s:g} s"
+                ))
+

@@ -1,0 +1,89 @@
+"""One call of a user: many requests, one end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from asyncps.errors import AsyncPSError
+from asyncps.transport.link import Link, Request
+
+
+class Operation:
+    """Counts its requests down; ends once, with an error or without.
+
+    Written by the loop only; `wait` may be called from any thread.
+
+    Attributes:
+        verb: What the user called, for messages.
+        error: Why it failed, once ended.
+        requests: Its requests that may still be unanswered, with their links.
+        lent: The payloads are the caller's memory until the end.
+        since: When it began, loop time.
+    """
+
+    __slots__ = (
+        "_callbacks", "_ended", "_remaining", "error", "finishing", "lent", "requests", "since",
+        "verb",
+    )
+
+    def __init__(self, verb: str, *, lent: bool) -> None:
+        self.verb = verb
+        self.error: AsyncPSError | None = None
+        self.requests: list[tuple[Link, Request]] = []
+        self.lent = lent
+        self.since = 0.0
+        self.finishing: list[Callable[[], None]] = []
+        self._remaining = 1  # held by whoever still adds requests
+        self._callbacks: list[Callable[[Operation], None]] = []
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def add(self) -> None:
+        """One more part must end."""
+        self._remaining += 1
+
+    def part_done(self, error: AsyncPSError | None = None) -> None:
+        """One part has ended; the last one ends the operation, an error is kept at once."""
+        if error is not None and self.error is None:
+            self.error = error
+        self._remaining -= 1
+        if self._remaining:
+            return
+        self.requests.clear()
+        if self.error is None:
+            for finish in self.finishing:
+                finish()
+        self.finishing.clear()
+        self._ended.release()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def fail(self, error: AsyncPSError) -> None:
+        """Keep an error; the operation ends when its parts have."""
+        if self.error is None:
+            self.error = error
+
+    def finally_(self, callback: Callable[[], None]) -> None:
+        """Call back at the end, before it begins; the caller's thread owns it until then."""
+        self._callbacks.append(lambda _: callback())
+
+    def on_end(self, callback: Callable[[Operation], None]) -> None:
+        """Call back at the end, on the loop; at once if it has ended."""
+        if self.ended:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return not self._ended.locked()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block this thread until the end; False when that did not come in time."""
+        if not self._ended.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            return False
+        self._ended.release()
+        return True

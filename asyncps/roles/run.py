@@ -1,0 +1,86 @@
+"""Run the scheduler or a server as a process: loop, log, signals, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from asyncps.config import Config
+from asyncps.errors import AsyncPSError, ConfigError
+from asyncps.roles.runtime import loop_factory
+from asyncps.roles.scheduler import Scheduler
+from asyncps.roles.server import Server
+from asyncps.transport.network import TcpNetwork
+from asyncps.transport.tcp import Address, parse_address
+
+log = logging.getLogger(__name__)
+
+
+def run_role(config: Config) -> int:
+    """Run this process's role until the job ends.
+
+    Args:
+        config: With `role` "scheduler" or "server".
+
+    Returns:
+        The exit code: 0 when the job ended well, 130 after Ctrl-C, else 1.
+    """
+    if config.role not in ("scheduler", "server"):
+        raise ConfigError("this process has no role to run", expected="scheduler or server",
+                          got=config.role)
+    name = config.role if config.rank is None else f"{config.role} {config.rank}"
+    logging.basicConfig(
+        level=config.log_level.upper(), stream=sys.stderr, force=True,
+        format=f"%(asctime)s asyncps {name}: %(levelname)s: %(message)s",
+    )
+    if not config.token:
+        log.warning("no ASYNCPS_TOKEN: anybody on this machine may join the job")
+    try:
+        with asyncio.Runner(loop_factory=loop_factory(config)) as runner:
+            runner.run(_main(config))
+    except KeyboardInterrupt:
+        return 130
+    except asyncio.CancelledError:
+        return 143  # SIGTERM
+    except AsyncPSError as error:
+        log.error("%s: %s", type(error).__name__, error)
+        return 1
+    return 0
+
+
+async def _main(config: Config) -> None:
+    failure: AsyncPSError | None = None
+    async with asyncio.TaskGroup() as tasks:
+
+        def spawn(work: Coroutine[Any, Any, Any], name: str) -> None:
+            running.append(tasks.create_task(work, name=name))
+
+        running: list[asyncio.Task[Any]] = []
+        role: Scheduler | Server
+        kind = Scheduler if config.role == "scheduler" else Server
+        role = kind(config, TcpNetwork(), spawn)
+        this = asyncio.current_task()
+        assert this is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+        try:
+            await role.start()
+            if isinstance(role, Scheduler):
+                print(f"asyncps scheduler listening on {_where(config, role.port)}", flush=True)
+            await role.run()
+        except AsyncPSError as error:
+            failure = error
+        finally:
+            await role.close()
+            for task in running:
+                task.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _where(config: Config, port: int) -> Address:
+    address = parse_address(config.bind or config.scheduler, 9091)
+    return Address(address.host, port, port)

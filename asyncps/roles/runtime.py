@@ -1,0 +1,176 @@
+"""The event loop of one process: a background thread, so that the user's own thread computes.
+
+Submissions from other threads are batched and wake the loop once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from asyncps.config import Config
+from asyncps.errors import ClosedError, ConfigError
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """A loop in a thread of its own.
+
+    Args:
+        make_loop: Makes the event loop.
+    """
+
+    def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self._make_loop = make_loop
+        self._calls: deque[Callable[[], None]] = deque()
+        self._awake = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._stop: asyncio.Event | None = None
+        self._closed = False
+        self.forked = False
+        self.sockets: list[Callable[[], list[Any]]] = []
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="asyncps loop", daemon=True
+        )
+        self._thread.start()
+        started.result()
+        _close_sockets_after_fork(self)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        """Start a named task; on the loop only."""
+        assert self._tasks is not None
+        self._tasks.create_task(work, name=name)
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Have the loop call something soon. Any thread; the caller does not wait."""
+        self._calls.append(work)
+        if not self._awake:
+            self._awake = True
+            if self._loop is None or self._closed:
+                raise self._gone()
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for its result.
+
+        Ctrl-C cancels it and waits until it has let go of whatever it held.
+        """
+        if self._closed or self.forked or self._loop is None:
+            work.close()
+            raise self._gone()
+        self.check_thread(work)
+        future: Future[T] = Future()
+        task: list[asyncio.Task[None]] = []
+
+        async def carry() -> None:
+            try:
+                result = await work
+            except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def begin() -> None:
+            assert self._tasks is not None
+            task.append(self._tasks.create_task(carry(), name="a call from another thread"))
+
+        self.call(begin)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            self.call(lambda: task[0].cancel() and None)
+            with contextlib.suppress(BaseException):
+                future.result()
+            raise
+
+    def check_thread(self, work: Coroutine[Any, Any, Any] | None = None) -> None:
+        """Refuse a blocking call on the loop's own thread, which would wait for itself."""
+        if threading.get_ident() == self._thread.ident:
+            if work is not None:
+                work.close()
+            raise ConfigError("a blocking call inside the event loop; use asyncps.connect there")
+        if self.forked:
+            raise self._gone()
+
+    def close(self) -> None:
+        """Stop the loop and wait for its thread."""
+        if self._closed or self.forked:
+            return
+        self._closed = True
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _gone(self) -> ClosedError:
+        if self.forked:
+            return ClosedError("a forked child has no store; make one of its own")
+        return ClosedError("the store is closed")
+
+    def _drain(self) -> None:
+        self._awake = False
+        calls = self._calls
+        while calls:
+            calls.popleft()()
+
+    def _run(self, started: Future[None]) -> None:
+        try:
+            with asyncio.Runner(loop_factory=self._make_loop) as runner:
+                runner.run(self._main(started))
+        except BaseException as error:
+            if not started.done():
+                started.set_exception(error)
+                return
+            raise
+
+    async def _main(self, started: Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                started.set_result(None)
+                await self._stop.wait()
+                raise _Stopped
+        except* _Stopped:
+            pass
+
+
+class _Stopped(Exception):
+    """Ends the task group and cancels what is left in it."""
+
+
+def _close_sockets_after_fork(runtime: Runtime) -> None:
+    """In a forked child close the runtime's sockets, so that the parent's death is seen at once."""
+    reference = weakref.ref(runtime)
+
+    def in_child() -> None:
+        parent = reference()
+        if parent is None or parent._closed:
+            return
+        parent.forked = True
+        for find in parent.sockets:
+            for sock in find():
+                with contextlib.suppress(OSError):
+                    os.close(sock.fileno())
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+def loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes the event loop that the settings ask for."""
+    if config.loop == "asyncio":
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop

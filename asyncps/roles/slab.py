@@ -1,0 +1,157 @@
+"""Many small keys that usually move together, and each on its own when they do not.
+
+While all rows stand at equal clocks and whole slabs are pushed and pulled, the slab is one unit:
+one round counter, one add, one reply. The first frame that speaks of some rows only splits it into
+one unit a row; a frame of the whole slab joins it again once the rows agree. Memory of a slab is
+small (a setting, 256 KiB), so both copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from asyncps.errors import RemoteProtocolError
+from asyncps.tensor.dtypes import Dtype
+from asyncps.tensor.pool import Bytes, Pool
+from asyncps.roles.unit import Accumulator, Unit, Version
+
+
+class Slab:
+    """The rows of one slab.
+
+    Args:
+        dtype: Of all its values.
+        pool: Where buffers come from.
+
+    Attributes:
+        sizes: Bytes of each row.
+        offsets: Where each row begins, and the size of all at the end.
+        whole: The unit of all rows while they move together, else None.
+        rows: One unit a row while they do not.
+    """
+
+    __slots__ = ("dtype", "offsets", "pool", "rows", "sizes", "whole")
+
+    def __init__(self, dtype: Dtype, pool: Pool) -> None:
+        self.dtype = dtype
+        self.pool = pool
+        self.sizes: list[int] = []
+        self.offsets: list[int] = [0]
+        self.whole: Unit | None = None
+        self.rows: list[Unit] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of all rows."""
+        return self.offsets[-1]
+
+    def add_rows(self, sizes: Sequence[int], buffer: Bytes) -> None:
+        """Append rows with their first values; the buffer goes back to the pool."""
+        if self.sizes:
+            self.split()
+        begin = 0
+        for size in sizes:
+            self.rows.append(self._unit(buffer[begin : begin + size]))
+            begin += size
+        self.pool.give(buffer)
+        self.sizes.extend(sizes)
+        self.offsets = [0, *accumulate(self.sizes)]
+        self.join()
+
+    def prefix(self, size: int) -> range:
+        """Return the rows that a frame of `size` bytes speaks of, for a peer that knows fewer.
+
+        Raises:
+            RemoteProtocolError: No rows have that size.
+        """
+        try:
+            return range(self.offsets.index(size, 1))
+        except ValueError:
+            raise RemoteProtocolError("not the size of the slab", expected=self.size,
+                                      got=size) from None
+
+    def size_of(self, rows: Sequence[int]) -> int:
+        """Return the bytes of some rows.
+
+        Raises:
+            RemoteProtocolError: A row that does not exist, or one twice.
+        """
+        if len(set(rows)) != len(rows) or not rows or max(rows) >= len(self.sizes):
+            raise RemoteProtocolError("rows of a slab must exist and differ",
+                                      expected=f"rows below {len(self.sizes)}", got=list(rows)[:8])
+        return sum(self.sizes[row] for row in rows)
+
+    def split(self) -> None:
+        """Let every row go its own way."""
+        whole, self.whole = self.whole, None
+        if whole is None:
+            return
+        self.rows = [
+            self._row_of(whole, begin, size)
+            for begin, size in zip(self.offsets, self.sizes, strict=False)
+        ]
+        for clock, entries in whole.parked.items():
+            for waiter, _ in entries:
+                # It waits for all rows; the answer is the same bytes in more parts.
+                waiter.parts = [memoryview(b"")] * len(self.rows)
+                waiter.pending = len(self.rows)
+                for position, row in enumerate(self.rows):
+                    row.parked.setdefault(clock, []).append((waiter, position))
+
+    def join(self) -> bool:
+        """Let all rows move together again if they agree; tell whether they do now."""
+        if self.whole is not None:
+            return True
+        first = self.rows[0]
+        for row in self.rows:
+            if (
+                row.old or row.parked or row.open or row.failed
+                or row.updates != first.updates
+                or row.state.keys() != first.state.keys()
+                or not row.rounds.agrees_with(first.rounds)
+            ):
+                return False
+        buffer = self.pool.take(self.size)
+        for begin, row in zip(self.offsets, self.rows, strict=False):
+            buffer[begin : begin + row.size] = row.current.buffer
+        whole = Unit(self.dtype, buffer, self.pool)
+        whole.rounds = first.rounds.copy()
+        whole.updates = first.updates
+        whole.current.clock = first.current.clock
+        for row in self.rows:
+            whole.current.owed |= row.current.owed
+        for name in first.state:
+            whole.state[name] = np.concatenate([row.state[name] for row in self.rows])
+        self.whole, self.rows = whole, []
+        return True
+
+    def _unit(self, values: Bytes) -> Unit:
+        return Unit(self.dtype, values.copy(), self.pool)
+
+    def _row_of(self, whole: Unit, begin: int, size: int) -> Unit:
+        """Cut one row out of the unit of all."""
+        end = begin + size
+        row = self._unit(whole.current.buffer[begin:end])
+        row.rounds = whole.rounds.copy()
+        row.current.clock, row.current.owed = whole.current.clock, whole.current.owed
+        for version in whole.old:
+            older = Version(version.buffer[begin:end].copy(), version.clock)
+            older.owed = version.owed
+            row.old.append(older)
+        factor = self.dtype.sum.itemsize // self.dtype.itemsize
+        for clock, accumulator in whole.open.items():
+            mine = Accumulator(accumulator.began)
+            mine.count, mine.hyper = accumulator.count, accumulator.hyper
+            if accumulator.sum is not None:
+                mine.sum = accumulator.sum[begin * factor : end * factor].copy()
+            mine.parts = {rank: part[begin:end].copy() for rank, part in accumulator.parts.items()}
+            row.open[clock] = mine
+        first, last = begin // self.dtype.itemsize, end // self.dtype.itemsize
+        row.state = {name: array[first:last].copy() for name, array in whole.state.items()}
+        row.updates = whole.updates
+        row.failed = dict(whole.failed)
+        return row
+

@@ -1,0 +1,293 @@
+"""One unit of a server: its versions, its open rounds, and who waits for them.
+
+A version that a reply was made of is immutable until every worker that it was sent to says that it
+has arrived: a cut connection sends it again. The next version therefore goes to a spare buffer,
+and only a version that is owed to nobody is updated in place.
+
+Nothing of a contribution touches an accumulator before its last byte is in: whoever receives hands
+in whole buffers of the pool. The first contribution of a round *becomes* the accumulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from asyncps.errors import AsyncPSError
+from asyncps.state.rounds import FIRST, LAST, REPLAY, Rounds
+from asyncps.tensor import updates
+from asyncps.tensor.dtypes import Array, Dtype
+from asyncps.tensor.pool import Bytes, Pool
+
+
+@dataclass(slots=True)
+class Rules:
+    """What all units of one store do alike.
+
+    Attributes:
+        order: "arrival" adds contributions as they come, "rank" in rank order.
+        reduce: "sum" or "mean".
+        members: One bit for each rank that a round waits for.
+        optimizer: Its name, or None: the sum of a round becomes the value.
+        hyper: Hyper-parameters by version.
+        rounds: Rounds applied so far.
+        waited_s: How long rounds waited for their last contributor, by its rank.
+    """
+
+    order: str
+    reduce: str
+    members: int
+    optimizer: str | None = None
+    hyper: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    rounds: int = 0
+    waited_s: dict[int, float] = field(default_factory=dict)
+
+    def hyper_for(self, version: int) -> Mapping[str, Any]:
+        """Return the hyper-parameters of a version, or of the next one that is still kept."""
+        found = self.hyper.get(version)
+        return found if found is not None else self.hyper[min(v for v in self.hyper if v > version)]
+
+
+@dataclass(slots=True)
+class Waiter:
+    """A request that is answered when all its parts are there.
+
+    Attributes:
+        rank: Who asked.
+        request: Its number.
+        unit: The unit that it named.
+        priority: Of the answer.
+        data: Whether the value is wanted, or only the word that it is there.
+        parts: The versions that the answer is made of.
+        pending: How many of them are still missing.
+        error: Why there will be no answer.
+    """
+
+    rank: int
+    request: int
+    unit: int
+    priority: int
+    data: bool
+    clock: int
+    parts: list[memoryview]
+    pending: int
+    error: AsyncPSError | None = None
+
+
+class Version:
+    """A value that was, or is, current."""
+
+    __slots__ = ("buffer", "clock", "owed", "view")
+
+    def __init__(self, buffer: Bytes, clock: int) -> None:
+        self.buffer = buffer
+        self.view = memoryview(buffer)
+        self.clock = clock
+        self.owed = 0  # ranks that may ask for it again, one bit each
+
+
+class Accumulator:
+    """The contributions of one open round."""
+
+    __slots__ = ("began", "count", "hyper", "parts", "sum")
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.sum: Bytes | None = None
+        self.parts: dict[int, Bytes] = {}
+        self.count = 0
+        self.hyper = 0
+
+    def add(self, dtype: Dtype, buffer: Bytes, pool: Pool) -> None:
+        """Add one contribution; the buffer is the accumulator's from now on."""
+        if self.sum is None:
+            if dtype.widen is None:
+                self.sum = buffer
+                return
+            self.sum = pool.take(buffer.nbytes // dtype.itemsize * dtype.sum.itemsize)
+            dtype.widen(self.sum.view(dtype.sum), buffer.view(dtype.bits))
+        else:
+            dtype.add(self.sum.view(dtype.sum), buffer.view(dtype.bits))
+        pool.give(buffer)
+
+    def total(self, dtype: Dtype, pool: Pool) -> Bytes:
+        """Return the sum; contributions that were kept by rank are added in rank order."""
+        for rank in sorted(self.parts):
+            self.add(dtype, self.parts[rank], pool)
+        self.parts.clear()
+        assert self.sum is not None
+        return self.sum
+
+
+class Unit:
+    """A chunk, a slab or a row of one.
+
+    Args:
+        dtype: Of the stored values.
+        buffer: The first value; the unit's from now on.
+        pool: Where buffers come from and go back to.
+    """
+
+    __slots__ = (
+        "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size", "state",
+        "updates",
+    )
+
+    def __init__(self, dtype: Dtype, buffer: Bytes, pool: Pool) -> None:
+        self.dtype = dtype
+        self.pool = pool
+        self.size = buffer.nbytes
+        self.rounds = Rounds()
+        self.current = Version(buffer, 0)
+        self.old: list[Version] = []
+        self.open: dict[int, Accumulator] = {}
+        self.parked: dict[int, list[tuple[Waiter, int]]] = {}
+        self.failed: dict[int, AsyncPSError] = {}
+        self.state: dict[str, Array] = {}
+        self.updates = 0
+
+    def contribute(
+        self, rank: int, clock: int, buffer: Bytes, hyper: int, rules: Rules, now: float
+    ) -> list[tuple[Waiter, int]]:
+        """Take a contribution; return the waiters whose part of this unit is now there.
+
+        Args:
+            rank: Who contributes.
+            clock: To which round.
+            buffer: `size` bytes of the pool; the unit's from now on.
+            hyper: The version of the hyper-parameters that the contributor holds.
+            rules: Those of the store.
+            now: Seconds, for statistics.
+
+        Raises:
+            RemoteProtocolError: The clock breaks the rules; the buffer went back to the pool.
+        """
+        try:
+            verdict = self.rounds.contribute(rank, clock, rules.members)
+        except AsyncPSError:
+            self.pool.give(buffer)
+            raise
+        if verdict & REPLAY:
+            self.pool.give(buffer)
+            return []
+        if verdict & FIRST:
+            self.open[clock] = Accumulator(now)
+        accumulator = self.open[clock]
+        accumulator.count += 1
+        accumulator.hyper = max(accumulator.hyper, hyper)
+        if rules.order == "rank":
+            accumulator.parts[rank] = buffer
+        else:
+            accumulator.add(self.dtype, buffer, self.pool)
+        if not verdict & LAST:
+            return []
+        rules.rounds += 1
+        rules.waited_s[rank] = rules.waited_s.get(rank, 0.0) + now - accumulator.began
+        return self._apply(clock, rules)
+
+    def arrived(self, rank: int, acked: int) -> None:
+        """Take note that `rank` has every answer below clock `acked`."""
+        bit = 1 << rank
+        current = self.current
+        if current.owed & bit and current.clock < acked:
+            current.owed &= ~bit
+        if self.old:
+            self._release(bit, acked)
+
+    def park(self, waiter: Waiter, position: int, clock: int) -> bool:
+        """Give a waiter its part, or keep it until round `clock` is applied.
+
+        Returns:
+            True when the waiter has all its parts.
+        """
+        if clock > self.rounds.applied:
+            entries = self.parked.setdefault(clock, [])
+            entries[:] = [
+                entry for entry in entries
+                if (entry[0].rank, entry[0].request) != (waiter.rank, waiter.request)
+                or (entry[0] is waiter and entry[1] != position)
+            ]
+            entries.append((waiter, position))
+            return False
+        return self.give(waiter, position, clock)
+
+    def give(self, waiter: Waiter, position: int, clock: int) -> bool:
+        """Give a waiter its part of an applied round; True when it has all of them."""
+        error = self.failed.get(clock)
+        if error is not None:
+            waiter.error = error
+        elif waiter.data:
+            version = self.current
+            if version.clock != clock and self.old:
+                version = next((v for v in self.old if v.clock == clock), version)
+            version.owed |= 1 << waiter.rank
+            waiter.parts[position] = version.view
+        waiter.pending -= 1
+        return waiter.pending == 0
+
+    def assign(self, buffer: Bytes) -> None:
+        """Replace the value; the round stays where it is."""
+        self._publish(buffer, self.current.clock)
+
+    def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
+        accumulator = self.open.pop(clock)
+        total = accumulator.total(self.dtype, self.pool)
+        self.failed.clear()
+        try:
+            if rules.reduce == "mean":
+                values = total.view(self.dtype.sum)
+                np.divide(values, accumulator.count, out=values)
+            if rules.optimizer is None:
+                self._publish(self._narrow(total), clock)
+            else:
+                self._step(total, clock, rules.optimizer, rules.hyper_for(accumulator.hyper))
+        except AsyncPSError as error:
+            # The weights stay, the clock moves on, and every waiter hears why.
+            self.failed[clock] = error
+            self.current.clock = clock
+        self.rounds.apply()
+        return self.parked.pop(clock, [])
+
+    def _narrow(self, total: Bytes) -> Bytes:
+        if self.dtype.narrow is None:
+            return total
+        stored = self.pool.take(self.size)
+        self.dtype.narrow(stored.view(self.dtype.bits), total.view(self.dtype.sum))
+        self.pool.give(total)
+        return stored
+
+    def _step(self, total: Bytes, clock: int, optimizer: str, hyper: Mapping[str, Any]) -> None:
+        updates.check_usable(optimizer, self.dtype, hyper)
+        bits = self.dtype.bits
+        weights = self.current.buffer.view(bits)
+        in_place = not self.current.owed
+        buffer = self.current.buffer if in_place else self.pool.take(self.size)
+        self.updates += 1
+        updates.run(
+            optimizer, self.dtype, buffer.view(bits), weights, total.view(self.dtype.sum),
+            self.state, hyper, self.updates,
+        )
+        self.pool.give(total)
+        if in_place:
+            self.current.clock = clock
+        else:
+            self._publish(buffer, clock)
+
+    def _publish(self, buffer: Bytes, clock: int) -> None:
+        before = self.current
+        self.current = Version(buffer, clock)
+        if before.owed:
+            self.old.append(before)
+        else:
+            self.pool.give(before.buffer)
+
+    def _release(self, bit: int, acked: int) -> None:
+        for version in self.old:
+            if version.clock < acked:
+                version.owed &= ~bit
+        for version in [v for v in self.old if not v.owed]:
+            self.old.remove(version)
+            self.pool.give(version.buffer)

@@ -1,0 +1,366 @@
+"""The worker: links to all servers, stores, and the deadlines of what it asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from asyncps.config import Config
+from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, LocalProtocolError
+from asyncps.protocol import messages
+from asyncps.protocol.frames import Header, Kind
+from asyncps.protocol.messages import (
+    AnyMessage,
+    Key,
+    KeySpec,
+    Member,
+    Placed,
+    StoreConfig,
+    UnitSpec,
+)
+from asyncps.roles.client import Client, RemoteUnit
+from asyncps.roles.node import LATE_S, Node, Spawn
+from asyncps.roles.operation import Operation
+from asyncps.transport.connection import Connection
+from asyncps.transport.link import Link, Request
+from asyncps.transport.network import Network
+from asyncps_ext import wire
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One worker of a cluster. Everything runs on its loop.
+
+    Args:
+        config: The settings of this process.
+        network: How to reach the others.
+        spawn: Starts a named task in the task group that owns this role.
+    """
+
+    def __init__(self, config: Config, network: Network, spawn: Spawn) -> None:
+        self.config = config
+        self.node = Node(config, "worker", network, spawn)
+        self.node.on_failure.append(self._failed)
+        self.links: list[Link] = []
+        self.clients: dict[str, Client] = {}
+        self._closed = False
+
+    async def start(self) -> None:
+        """Join the cluster and connect to every server.
+
+        Raises:
+            AsyncPSError: It names what went wrong.
+        """
+        node = self.node
+        await node.reach_scheduler()
+        await node.join()
+        servers = sorted((m for m in node.members if m.role == "server"), key=lambda m: m.rank)
+        self.links = [self._link_to(member) for member in servers]
+        for link in self.links:
+            link.start()
+        node.spawn(self._sweep(), f"deadlines of worker {node.rank}")
+
+    async def close(self) -> None:
+        """Leave for good."""
+        if self._closed:
+            return
+        self._closed = True
+        for client in self.clients.values():
+            client.closed = True
+        error = ClosedError("the store is closed")
+        for link in self.links:
+            link.close()
+            link.fail(error)
+        await self.node.leave()
+
+    def sockets(self) -> list[Any]:
+        """Return the sockets of all connections, for a forked child to close."""
+        links = [self.node.link, *self.links]
+        found = [link.connection.socket() for link in links if link.connection is not None]
+        return [sock for sock in found if sock is not None]
+
+    # ---- stores ----
+
+    async def open_store(self, name: str, config: StoreConfig) -> Client:
+        """Open a store by name; the same name is the same store."""
+        client = self.clients.get(name)
+        if client is not None and client.config == config:
+            return client
+        answer = await self.node.ask(messages.OpenStore(name, config))
+        assert isinstance(answer, messages.StoreOpened)
+        if client is None:
+            loop = asyncio.get_running_loop()
+            client = Client(answer.store, config, self.node.incarnation, self.links, loop.time)
+            self.clients[name] = client
+        return client
+
+    async def init(
+        self, client: Client, specs: Sequence[KeySpec], values: Sequence[memoryview]
+    ) -> None:
+        """Initialise keys: rank 0's values count for everyone.
+
+        Args:
+            client: The store.
+            specs: The keys.
+            values: Their values as bytes, lent until this returns; used by rank 0 only.
+
+        Raises:
+            AsyncPSError: A key exists with another dtype or shape, or the cluster failed.
+        """
+        if self.node.rank:
+            answer = await self.node.ask(messages.Await(client.number, list(specs)))
+            assert isinstance(answer, Placed)
+            client.add_placements(answer.placements)
+            return
+        answer = await self.node.ask(messages.Declare(client.number, list(specs)))
+        assert isinstance(answer, Placed)
+        client.add_placements(answer.placements)
+        op = Operation("init", lent=True)
+        op.since = asyncio.get_running_loop().time()
+        fresh = []
+        slabs: dict[RemoteUnit, list[tuple[int, KeySpec, memoryview]]] = {}
+        for placement, value in zip(answer.placements, values, strict=True):
+            if not placement.fresh:
+                continue
+            fresh.append(placement.spec.key)
+            for unit, piece in client.keys[placement.spec.key].pieces:
+                if unit.slab:
+                    slabs.setdefault(unit, []).append((piece.row, placement.spec, value))
+                    continue
+                spec = UnitSpec(
+                    placement.spec.dtype, False, 0, [placement.spec.key], [piece.size]
+                )
+                end = piece.start + piece.size
+                client.init_unit(op, unit, spec, value[piece.start : end])
+        for unit, rows in slabs.items():
+            _init_rows(client, op, unit, rows)
+        op.part_done()
+        await self.finish(op)
+        await self.node.ask(messages.Ready(client.number, fresh))
+
+    async def look_up(self, client: Client, keys: Sequence[Key]) -> None:
+        """Learn keys that others initialised.
+
+        Raises:
+            UnknownKey: Nobody did.
+        """
+        answer = await self.node.ask(messages.Lookup(client.number, list(keys)))
+        assert isinstance(answer, Placed)
+        client.add_placements(answer.placements)
+
+    async def barrier(self, client: Client) -> None:
+        """Wait for all workers."""
+        await self.node.ask(messages.Barrier(client.number))
+
+    async def set_optimizer(self, client: Client, name: str, hyper: dict[str, Any]) -> None:
+        """Move the update to the servers; every worker says the same."""
+        await self.node.ask(messages.SetOptimizer(client.number, name, hyper))
+        client.optimizer, client.hyper, client.hyper_version = name, dict(hyper), 0
+
+    async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:
+        """Change hyper-parameters; pushes from now on carry the new version."""
+        client.hyper = {**client.hyper, **values}
+        client.hyper_version += 1
+        message = messages.SetHyper(client.number, client.hyper_version, client.hyper)
+        answers = [self._ask_server(link, message) for link in self.links]
+        for answer in answers:
+            await answer
+
+    async def statistics(self, client: Client) -> list[messages.ServerStatistics]:
+        """Ask every server what it did for a store."""
+        message = messages.AskStatistics(client.number)
+        answers = [self._ask_server(link, message) for link in self.links]
+        found = [await answer for answer in answers]
+        return [answer for answer in found if isinstance(answer, messages.ServerStatistics)]
+
+    def submit(self, op: Operation, work: Callable[[], None]) -> None:
+        """Begin an operation, unless the cluster has failed."""
+        error = self.node.failure or (ClosedError("the store is closed") if self._closed else None)
+        if error is not None:
+            op.part_done(error)
+            return
+        try:
+            work()
+        except AsyncPSError as failed:
+            op.part_done(failed)
+
+    async def finish(self, op: Operation) -> None:
+        """Wait for an operation; give its memory back whatever happens.
+
+        Raises:
+            AsyncPSError: Why it failed.
+        """
+        if not op.ended:
+            ended = asyncio.get_running_loop().create_future()
+            op.on_end(lambda _: ended.done() or ended.set_result(None))
+            try:
+                await ended
+            except asyncio.CancelledError:
+                self.let_go(op)
+                raise
+        if op.error is not None:
+            raise op.error
+
+    async def wait_end(self, op: Operation) -> None:
+        """Wait until an operation has ended, well or not; whoever began it hears of errors."""
+        ended = asyncio.get_running_loop().create_future()
+        op.on_end(lambda _: ended.done() or ended.set_result(None))
+        await ended
+
+    def let_go(self, op: Operation) -> None:
+        """Forget the caller's memory: copy what is still to be sent, drop what still comes.
+
+        What was pushed stays counted; only the answers find nobody.
+        """
+        cut: set[Link] = set()
+        for link, request in op.requests:
+            if request.number not in link.unanswered:
+                continue
+            connection = link.connection
+            reader = connection.reader if connection is not None else None
+            if reader is not None and reader.current is not None and (
+                reader.current.request == request.number
+            ):
+                reader.abandon_payload()
+                del link.unanswered[request.number]
+                request.answered(request, reader.current, None, None)
+                continue
+            request.place = None
+            if op.lent:
+                request.parts = [bytes(part) for part in request.parts]
+                if request.sent and connection is not None and connection.pending_bytes:
+                    cut.add(link)
+        for link in cut:
+            # The loop may still hold views of that memory: send again from the copies.
+            link.abort(LocalProtocolError("a caller took its memory back"))
+
+    # ---- inside ----
+
+    def _link_to(self, member: Member) -> Link:
+        async def dial(link: Link) -> Connection:
+            node = self.node
+            return await node.network.connect(
+                lambda: Connection(link, node.hello(), node.config.token, connector=True),
+                member.host, member.port,
+            )
+
+        return Link(
+            f"server {member.rank} at {member.hostname}", dial, self._unasked, self.node.spawn,
+            on_refused=self.node.fail,
+        )
+
+    def _unasked(self, message: AnyMessage, request: int) -> None:
+        log.warning("a message out of place from a server: %s", type(message).__name__)
+
+    async def _ask_server(self, link: Link, message: messages.Message) -> AnyMessage:
+        if self.node.failure is not None:
+            raise self.node.failure
+        try:
+            async with asyncio.timeout(self.config.answer_s):
+                return await link.ask(message, self.node.incarnation)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{link.name} did not answer within {self.config.answer_s:g} s"
+            ) from None
+
+    def _failed(self, error: AsyncPSError) -> None:
+        for link in self.links:
+            link.close()
+            link.fail(error)
+
+    async def _sweep(self) -> None:
+        """Watch the deadlines of everything that is unanswered."""
+        loop = asyncio.get_running_loop()
+        config = self.config
+        period = min(1.0, config.answer_s / 4, config.round_s / 4, config.round_warning_s / 2)
+        last = loop.time()
+        warned: dict[Link, float] = {}
+        while self.node.failure is None and not self._closed:
+            await asyncio.sleep(period)
+            now = loop.time()
+            late, last = now - last > period + LATE_S, now
+            if late:
+                continue
+            for link in self.links:
+                for request in list(link.unanswered.values()):
+                    if now - request.since < min(config.answer_s, config.round_warning_s):
+                        break
+                    await self._overdue(link, request, now, warned)
+
+    async def _overdue(
+        self, link: Link, request: Request, now: float, warned: dict[Link, float]
+    ) -> None:
+        if request.unit is None or request.number not in link.unanswered:
+            return  # a question with a deadline of its own
+        config, age = self.config, now - request.since
+        unit = request.unit
+        waits_for_others = not _is_owed(request)
+        if waits_for_others and age < config.round_s:
+            if age > config.round_warning_s and now - warned.get(link, -1e9) > (
+                config.round_warning_s
+            ):
+                warned[link] = now
+                ranks = await self._who(link, request)
+                log.warning("waiting for %s: key %r, ranks %s, for %.0f s", link.name,
+                            unit.row_keys[0], ranks, age)
+            return
+        if not waits_for_others and age < config.answer_s:
+            return
+        if request.number not in link.unanswered:
+            return
+        header = _header_of(request)
+        key = unit.row_keys[0]
+        if waits_for_others:
+            ranks = await self._who(link, request)
+            error = DeadlineExceeded(
+                f"round {header['clock']} was not complete within {config.round_s:g} s; "
+                f"{link.name} waits for ranks {ranks}; what was pushed stays counted", key=key,
+            )
+        else:
+            error = DeadlineExceeded(
+                f"{link.name} did not answer within {config.answer_s:g} s "
+                f"(clock {header['clock']})", key=key,
+            )
+        if link.unanswered.pop(request.number, None) is not None:
+            request.answered(request, None, None, error)
+
+    async def _who(self, link: Link, request: Request) -> list[int] | str:
+        header = _header_of(request)
+        question = messages.Missing(header["store"], header["unit"], [], header["clock"])
+        try:
+            answer = await self._ask_server(link, question)
+        except AsyncPSError as error:
+            return str(error)
+        return answer.ranks if isinstance(answer, messages.MissingRanks) else []
+
+
+def _header_of(request: Request) -> dict[str, int]:
+    return Header._make(wire.parse_header(request.parts[0]))._asdict()
+
+
+def _is_owed(request: Request) -> bool:
+    """A push, init or assign is owed an answer by the server alone."""
+    return _header_of(request)["kind"] in (Kind.PUSH, Kind.INIT, Kind.ASSIGN)
+
+
+def _init_rows(
+    client: Client, op: Operation, unit: RemoteUnit,
+    rows: list[tuple[int, KeySpec, memoryview]],
+) -> None:
+    """Send new rows of a slab, in order, as one frame for each run of neighbours."""
+    rows.sort(key=lambda item: item[0])
+    begin = 0
+    while begin < len(rows):
+        end = begin + 1
+        while end < len(rows) and rows[end][0] == rows[end - 1][0] + 1:
+            end += 1
+        run = rows[begin:end]
+        spec = UnitSpec(
+            run[0][1].dtype, True, run[0][0], [item[1].key for item in run],
+            [len(item[2]) for item in run],
+        )
+        client.init_unit(op, unit, spec, memoryview(b"".join(item[2] for item in run)))
+        begin = end

@@ -1,0 +1,98 @@
+"""When is a round of a unit complete? Counting members, not requests.
+
+In dist_sync the server completes clock c of a unit when every member has contributed to clock c. A
+second push of a worker belongs to the next clock; a replay is recognised and never counted twice.
+Ranks are bits of one integer, so that a whole membership compares at once.
+"""
+
+from __future__ import annotations
+
+from asyncps.errors import RemoteProtocolError
+
+# Bits of a verdict.
+REPLAY = 1  # this rank has contributed to this clock before: answer, do not count
+FIRST = 2  # the first contribution to this clock: it becomes the accumulator
+LAST = 4  # every member has contributed: apply the round
+
+# How many clocks of one unit may be open. A worker may be one push ahead of the slowest, and
+# every open clock costs an accumulator.
+CLOCK_WINDOW = 2
+
+
+class Rounds:
+    """The clocks of one unit.
+
+    Attributes:
+        applied: The last clock that was applied; 0 after init.
+        pushed: The last clock that each rank contributed to; absent means `applied` at its joining.
+        open: Contributors by open clock, one bit a rank.
+    """
+
+    __slots__ = ("applied", "open", "pushed")
+
+    def __init__(self) -> None:
+        self.applied = 0
+        self.pushed: dict[int, int] = {}
+        self.open: dict[int, int] = {}
+
+    def is_replay(self, rank: int, clock: int) -> bool:
+        """Tell whether this contribution was counted before."""
+        return clock <= self.pushed.get(rank, 0)
+
+    def contribute(self, rank: int, clock: int, members: int) -> int:
+        """Count a contribution; return a verdict.
+
+        Args:
+            rank: Who contributes.
+            clock: The round that it belongs to.
+            members: One bit for each rank that the round waits for.
+
+        Raises:
+            RemoteProtocolError: A clock that skips one, or beyond the window.
+        """
+        last = self.pushed.get(rank, 0)
+        if clock <= last:
+            return REPLAY
+        if clock != last + 1:
+            raise RemoteProtocolError("a push skips a clock", rank=rank, expected=last + 1,
+                                      got=clock)
+        if clock > self.applied + CLOCK_WINDOW:
+            raise RemoteProtocolError("a push beyond the clock window", rank=rank,
+                                      expected=f"at most {self.applied + CLOCK_WINDOW}", got=clock)
+        self.pushed[rank] = clock
+        before = self.open.get(clock, 0)
+        after = before | 1 << rank
+        self.open[clock] = after
+        verdict = 0 if before else FIRST
+        if after & members == members and clock == self.applied + 1:
+            verdict |= LAST
+        return verdict
+
+    def apply(self) -> None:
+        """Move on to the clock that is complete."""
+        self.applied += 1
+        self.open.pop(self.applied, None)
+
+    def missing(self, clock: int, members: int) -> list[int]:
+        """Return the ranks that a clock waits for, ascending."""
+        if clock <= self.applied:
+            return []
+        rest = members & ~self.open.get(clock, 0)
+        return [rank for rank in range(rest.bit_length()) if rest >> rank & 1]
+
+    def copy(self) -> Rounds:
+        """Return an independent copy, for a row that leaves its slab."""
+        other = Rounds()
+        other.applied = self.applied
+        other.pushed = dict(self.pushed)
+        other.open = dict(self.open)
+        return other
+
+    def agrees_with(self, other: Rounds) -> bool:
+        """Tell whether two rows stand at the same clocks with nothing open."""
+        return (
+            self.applied == other.applied
+            and not self.open
+            and not other.open
+            and self.pushed == other.pushed
+        )

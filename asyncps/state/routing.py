@@ -1,0 +1,332 @@
+"""Where keys live: the routing table of one store, kept by the scheduler.
+
+Large keys are cut into chunks that are spread over the servers by bytes; small keys of one dtype
+share slabs. A key never moves. How far the servers' bytes may lie apart: a chunk and a new slab
+always go to the server with the least bytes, and only the open slab of each dtype grows where it
+stands, so heaviest - lightest <= largest chunk + (dtypes among the small keys) * slab_bytes; with
+chunks alone that is one chunk.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from asyncps.errors import (
+    AsyncPSError,
+    ClusterError,
+    ConfigError,
+    DtypeMismatch,
+    KeyExists,
+    ShapeMismatch,
+    TensorError,
+    UnknownKey,
+)
+from asyncps.protocol.messages import Key, KeySpec, Piece, Placement
+
+ITEMSIZES = {
+    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2,
+    "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
+}
+EDGE_ELEMENTS = 4096  # packed codes of 1 and 2 bits join to the bytes of the whole at these edges
+SLAB_ROWS = 4096  # a table of rows must fit well into one frame
+MAX_KEYS = 10**6  # keys of a store: protects the scheduler's memory
+MAX_KEY_BYTES = 1024  # length of a string key: the same
+MAX_DIMENSIONS = 64  # NumPy's own limit
+MAX_UNITS = 1 << 21  # chunks and slabs of a store: the same; 1 TiB in chunks of 512 KiB
+MAX_AWAITED = 8 * 10**6  # (waiter, key) pairs of a store: the same
+
+Waiter = tuple[int, int]  # rank of the worker, number of its request
+
+
+@dataclass(slots=True)
+class _Slab:
+    server: int
+    unit: int
+    size: int = 0
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class _Wait:
+    specs: dict[Key, KeySpec]
+    missing: set[Key]
+
+
+def size_of(spec: KeySpec) -> int:
+    """Return the bytes of a key's value."""
+    return math.prod(spec.shape) * spec.itemsize
+
+
+def check_spec(spec: KeySpec) -> None:
+    """Check a key as a peer describes it.
+
+    Raises:
+        TensorError: The key's name, dtype, item size or shape cannot be right.
+    """
+    key = spec.key
+    check_key(key)
+    itemsize = ITEMSIZES.get(spec.dtype)
+    if itemsize is None:
+        raise DtypeMismatch("unknown dtype", key=key, expected=", ".join(ITEMSIZES),
+                            got=spec.dtype[:100])
+    if spec.itemsize != itemsize:
+        raise DtypeMismatch(f"wrong item size of {spec.dtype}", key=key, expected=itemsize,
+                            got=spec.itemsize)
+    if len(spec.shape) > MAX_DIMENSIONS:
+        raise TensorError("too many dimensions", key=key, expected=f"at most {MAX_DIMENSIONS}",
+                          got=len(spec.shape))
+    if any(size < 0 or size >= 1 << 63 for size in spec.shape) or size_of(spec) >= 1 << 63:
+        raise TensorError("impossible shape", key=key,
+                          expected="sizes of at least 0, less than 2**63 bytes in all",
+                          got=spec.shape)
+
+
+def check_key(key: Key) -> None:
+    """Check a key's name.
+
+    Raises:
+        TensorError: It is too long, or an integer of more than 64 bits.
+    """
+    if isinstance(key, str):
+        if len(key) > MAX_KEY_BYTES or len(key.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+            raise TensorError("key is too long", key=key[:64], got=f"{len(key)} characters",
+                              expected=f"at most {MAX_KEY_BYTES} bytes")
+    elif not -(1 << 63) <= key < 1 << 64:
+        raise TensorError("key is too large", expected="64 bits", got=f"{key.bit_length()} bits")
+
+
+def _check_same(expected: KeySpec, got: KeySpec) -> None:
+    if expected.dtype != got.dtype:
+        raise DtypeMismatch("key exists with another dtype", key=got.key,
+                            expected=expected.dtype, got=got.dtype)
+    if expected.shape != got.shape:
+        raise ShapeMismatch("key exists with another shape", key=got.key,
+                            expected=expected.shape, got=got.shape)
+
+
+def _check_specs(specs: list[KeySpec]) -> None:
+    if len(specs) > MAX_KEYS:
+        raise ConfigError("too many keys in one call", expected=f"at most {MAX_KEYS}",
+                          got=len(specs))
+    seen: set[Key] = set()
+    for spec in specs:
+        check_spec(spec)
+        if spec.key in seen:
+            raise KeyExists("key twice in one call", key=spec.key)
+        seen.add(spec.key)
+
+
+class Routing:
+    """The routing table of one store.
+
+    Args:
+        num_servers: Servers are numbered from 0.
+        chunk_bytes: Size of a chunk, rounded down to a multiple of 4096 elements (at least one).
+        slab_bytes: The most that a slab holds.
+        small_key_bytes: Keys up to this size live in slabs (if they fit into one).
+    """
+
+    def __init__(
+        self, num_servers: int, chunk_bytes: int, slab_bytes: int, small_key_bytes: int
+    ) -> None:
+        self.version = 0
+        self._chunk_bytes = chunk_bytes
+        self._slab_bytes = slab_bytes
+        self._small_bytes = min(small_key_bytes, slab_bytes)
+        self._loads = [0] * num_servers
+        # One entry a server, at most its load: loads only grow, so a stale entry sorts too early
+        # and is corrected when it comes up.
+        self._least = [(0, server) for server in range(num_servers)]
+        self._next_unit = 0
+        self._slabs: dict[str, _Slab] = {}
+        self._table: dict[Key, Placement] = {}
+        self._ready: set[Key] = set()
+        self._waits: dict[Waiter, _Wait] = {}
+        self._waiting_for: dict[Key, set[Waiter]] = {}
+        self._awaited = 0
+        self._closed = False
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """Bytes of each server."""
+        return tuple(self._loads)
+
+    def declare(self, keys: list[KeySpec]) -> list[Placement]:
+        """Place the keys that are new; all of them or, when one is refused, none.
+
+        Returns:
+            Where the keys live, in the order given; `fresh` until they are ready.
+
+        Raises:
+            TensorError: A spec that cannot be right, or differs from the existing key's.
+            ConfigError: The table would grow too large.
+        """
+        _check_specs(keys)
+        new = []
+        for spec in keys:
+            placed = self._table.get(spec.key)
+            if placed is None:
+                new.append(spec)
+            else:
+                _check_same(placed.spec, spec)
+        self._check_room(new)
+        for spec in new:
+            self._table[spec.key] = Placement(spec, self._place(spec), False)
+        if new:
+            self.version += 1
+        return [self._as_fresh(spec.key) for spec in keys]
+
+    def mismatched(self, keys: Iterable[Key]) -> list[tuple[Waiter, AsyncPSError]]:
+        """Take out the waiters that described one of these declared keys otherwise."""
+        refused: list[tuple[Waiter, AsyncPSError]] = []
+        for key in keys:
+            for waiter in sorted(self._waiting_for.get(key, ())):
+                try:
+                    _check_same(self._table[key].spec, self._waits[waiter].specs[key])
+                except TensorError as error:
+                    self._forget(waiter)
+                    refused.append((waiter, error))
+        return refused
+
+    def wait(self, waiter: Waiter, keys: list[KeySpec]) -> list[Placement] | None:
+        """Wait until all keys are ready; None: `ready` or `mismatched` will name the waiter.
+
+        Raises:
+            TensorError: A spec that cannot be right, or differs from a declared key's.
+            ClusterError: Nobody is left who could make the keys ready.
+        """
+        _check_specs(keys)
+        for spec in keys:
+            placed = self._table.get(spec.key)
+            if placed is not None:
+                _check_same(placed.spec, spec)
+        missing = {spec.key for spec in keys if spec.key not in self._ready}
+        if not missing:
+            return [self._table[spec.key] for spec in keys]
+        if self._closed:
+            raise ClusterError("rank 0 left before it initialised this key", rank=0,
+                               key=next(s.key for s in keys if s.key in missing))
+        if self._awaited + len(missing) > MAX_AWAITED:
+            raise ConfigError("too many keys are waited for", expected=f"at most {MAX_AWAITED}")
+        self._waits[waiter] = _Wait({spec.key: spec for spec in keys}, missing)
+        self._awaited += len(missing)
+        for key in missing:
+            self._waiting_for.setdefault(key, set()).add(waiter)
+        return None
+
+    def ready(self, keys: list[Key]) -> list[tuple[Waiter, list[Placement]]]:
+        """The servers hold these keys: return the waiters that need wait no longer.
+
+        Raises:
+            UnknownKey: A key that was not declared; then none of them is marked.
+        """
+        for key in keys:
+            if key not in self._table:
+                check_key(key)
+                raise UnknownKey("key was never declared", key=key)
+        released = []
+        for key in keys:
+            self._ready.add(key)
+            for waiter in sorted(self._waiting_for.pop(key, ())):
+                wait = self._waits[waiter]
+                wait.missing.discard(key)
+                self._awaited -= 1
+                if not wait.missing:
+                    del self._waits[waiter]
+                    released.append((waiter, [self._table[name] for name in wait.specs]))
+        return released
+
+    def lookup(self, keys: list[Key]) -> list[Placement]:
+        """Return where keys live, in the order given.
+
+        Raises:
+            UnknownKey: A key that is not ready.
+        """
+        for key in keys:
+            if key not in self._ready:
+                check_key(key)
+                raise UnknownKey("key was never initialised", key=key)
+        return [self._table[key] for key in keys]
+
+    def forget(self, rank: int) -> None:
+        """Drop the waits of a worker."""
+        for waiter in [waiter for waiter in self._waits if waiter[0] == rank]:
+            self._forget(waiter)
+
+    def close(self) -> list[Waiter]:
+        """Rank 0 left: no key becomes ready any more. Returns whom that leaves waiting."""
+        self._closed = True
+        waiters = sorted(self._waits)
+        for waiter in waiters:
+            self._forget(waiter)
+        return waiters
+
+    def _forget(self, waiter: Waiter) -> None:
+        wait = self._waits.pop(waiter)
+        self._awaited -= len(wait.missing)
+        for key in wait.missing:
+            others = self._waiting_for[key]
+            others.discard(waiter)
+            if not others:
+                del self._waiting_for[key]
+
+    def _as_fresh(self, key: Key) -> Placement:
+        placed = self._table[key]
+        return placed if key in self._ready else Placement(placed.spec, placed.pieces, True)
+
+    def _chunk_step(self, spec: KeySpec) -> int:
+        edge = EDGE_ELEMENTS * spec.itemsize
+        return max(1, self._chunk_bytes // edge) * edge
+
+    def _check_room(self, new: list[KeySpec]) -> None:
+        if len(self._table) + len(new) > MAX_KEYS:
+            raise ConfigError("too many keys in this store", expected=f"at most {MAX_KEYS}",
+                              got=len(self._table) + len(new))
+        units = self._next_unit
+        for spec in new:
+            size = size_of(spec)
+            # A small key opens at most one slab.
+            units += 1 if size <= self._small_bytes else -(-size // self._chunk_step(spec))
+            if units > MAX_UNITS:
+                raise ConfigError(
+                    "too many chunks in this store: make chunk_bytes larger", key=spec.key,
+                    expected=f"at most {MAX_UNITS}", got=units)
+
+    def _place(self, spec: KeySpec) -> list[Piece]:
+        size = size_of(spec)
+        if size == 0:
+            return []
+        if size <= self._small_bytes:
+            return [self._place_in_slab(spec.dtype, size)]
+        step = self._chunk_step(spec)
+        pieces = []
+        for start in range(0, size, step):
+            server, unit = self._open_unit()
+            length = min(step, size - start)
+            self._loads[server] += length
+            pieces.append(Piece(server, unit, start, length, -1, 0))
+        return pieces
+
+    def _place_in_slab(self, dtype: str, size: int) -> Piece:
+        slab = self._slabs.get(dtype)
+        if slab is None or slab.rows == SLAB_ROWS or slab.size + size > self._slab_bytes:
+            slab = self._slabs[dtype] = _Slab(*self._open_unit())
+        piece = Piece(slab.server, slab.unit, 0, size, slab.rows, slab.size)
+        slab.rows += 1
+        slab.size += size
+        self._loads[slab.server] += size
+        return piece
+
+    def _open_unit(self) -> tuple[int, int]:
+        """Return the server with the least bytes (of those the lowest) and a new unit."""
+        while True:
+            load, server = self._least[0]
+            if load == self._loads[server]:
+                break
+            heapq.heapreplace(self._least, (self._loads[server], server))
+        unit = self._next_unit
+        self._next_unit += 1
+        return server, unit

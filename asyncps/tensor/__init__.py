@@ -1,0 +1,1 @@
+"""Tensors as asyncps sees them: dtypes, arrays, pooled memory, the values that a server keeps."""

@@ -1,0 +1,236 @@
+"""One connection: a handshake, then frames; the same over TCP and over memory.
+
+It is an `asyncio.BufferedProtocol`, so that the loop reads straight into the memory that the frame
+reader names, and writes flat views by one vectored write that keeps them and does not copy (uvloop;
+the standard loop copies what a socket does not take at once).
+
+What was handed over may not change until the peer has acknowledged it; that is the sender's duty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from asyncps.errors import (
+    AsyncPSError,
+    ConnectionLost,
+    HandshakeError,
+    ProtocolError,
+)
+from asyncps.protocol.handshake import NONCE_BYTES, Handshake, Hello, PeerHello
+from asyncps.protocol.reader import FrameReader, Sink
+
+log = logging.getLogger(__name__)
+
+# Bytes handed to the loop: two chunks, so that the socket never runs dry and a message of higher
+# priority waits for at most that much.
+HIGH_WATER_BYTES = 1 << 20
+LOW_WATER_BYTES = 512 << 10
+
+
+class Owner(Protocol):
+    """Whoever opened or accepted a connection."""
+
+    def connection_ready(self, connection: Connection) -> Sink:
+        """The peer has proven itself; return who takes its frames.
+
+        Raises:
+            AsyncPSError: It is not wanted; the connection is closed.
+        """
+
+    def connection_closed(self, connection: Connection, error: AsyncPSError) -> None:
+        """The connection is gone, whether it was ready or not."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection between two processes of a job.
+
+    Args:
+        owner: Told when it is ready and when it is gone.
+        hello: What this side says of itself; its nonce is replaced by fresh random bytes.
+        token: The job's secret.
+        connector: True for the side that opened it.
+
+    Attributes:
+        peer: Who is on the other side, once ready.
+        ready: The handshake is done and it is not closed.
+        writable: The loop takes more bytes now; when that comes back, `on_writable` is called.
+        received: Bytes that came, for liveness and metrics.
+        sent: Bytes that were handed over.
+    """
+
+    def __init__(
+        self, owner: Owner, hello: Hello, token: str, *, connector: bool
+    ) -> None:
+        fresh = Hello(hello.role, hello.rank, hello.incarnation, hello.job, os.urandom(NONCE_BYTES))
+        self._owner = owner
+        self._handshake: Handshake | None = Handshake(fresh, token, connector=connector)
+        self._hello_buffer = bytearray(512)
+        self._reader: FrameReader | None = None
+        self._transport: asyncio.Transport | None = None
+        self._error: AsyncPSError | None = None
+        self._closed = False
+        self.peer: PeerHello | None = None
+        self.ready = False
+        self.writable = False
+        self.on_writable: Callable[[], None] | None = None
+        self.received = 0
+        self.sent = 0
+        self.remote = ""
+
+    # ---- asyncio's side ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        self._transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername")
+        self.remote = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "memory"
+        self._transport.set_write_buffer_limits(HIGH_WATER_BYTES, LOW_WATER_BYTES)
+        assert self._handshake is not None
+        if hello := self._handshake.start():
+            self._transport.write(hello)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Name the memory for the next bytes."""
+        if self._reader is not None:
+            return self._reader.get_buffer()
+        assert self._handshake is not None
+        return memoryview(self._hello_buffer)[: max(1, self._handshake.wanted)]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes; anything that breaks the rules closes the connection."""
+        self.received += nbytes
+        if self._closed:
+            return
+        try:
+            if self._reader is not None:
+                self._reader.buffer_updated(nbytes)
+            else:
+                self._greet(bytes(self._hello_buffer[:nbytes]))
+        except HandshakeError as error:
+            self._refuse(error)
+        except ProtocolError as error:
+            log.warning("%s broke the protocol: %s", self.describe(), error)
+            self.abort(error)
+
+    def eof_received(self) -> bool:
+        """Half-open connections are of no use: close."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the owner, once."""
+        self.ready = self.writable = False
+        self._closed = True
+        self._transport = None
+        self._reader = None
+        reason = self._error or ConnectionLost(
+            f"the connection to {self.describe()} closed" + (f": {exc}" if exc else "")
+        )
+        self._owner.connection_closed(self, reason)
+
+    def pause_writing(self) -> None:
+        """The loop holds enough."""
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        """The loop wants more."""
+        self.writable = self.ready
+        if self.ready and self.on_writable is not None:
+            self.on_writable()
+
+    # ---- our side ----
+
+    def send(self, parts: Sequence[bytes | memoryview], size: int) -> None:
+        """Hand over a frame, without a copy on uvloop.
+
+        Args:
+            parts: Flat, C-contiguous byte views; they stay with the loop until written.
+            size: Bytes in all.
+        """
+        assert self._transport is not None
+        self.sent += size
+        self._transport.writelines(parts)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that were handed over and not yet taken by the kernel."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def reader(self) -> FrameReader | None:
+        """The receiving side, once ready."""
+        return self._reader
+
+    def describe(self) -> str:
+        """Name the peer for people."""
+        if self.peer is None:
+            return self.remote
+        rank = f" {self.peer.rank}" if self.peer.rank >= 0 else ""
+        return f"{self.peer.role}{rank} at {self.remote}"
+
+    def local_host(self) -> str:
+        """Return the local address of the socket, "" in memory."""
+        name = self._transport.get_extra_info("sockname") if self._transport else None
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    def socket(self) -> Any:
+        """Return the socket, None in memory."""
+        return self._transport.get_extra_info("socket") if self._transport else None
+
+    def pause_reading(self) -> None:
+        """Let the peer wait."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close once everything handed over is written."""
+        self._closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, error: AsyncPSError | None = None) -> None:
+        """Close at once; what was not written is lost."""
+        self._error = self._error or error
+        self._closed = True
+        self.ready = self.writable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _greet(self, data: bytes) -> None:
+        handshake, transport = self._handshake, self._transport
+        assert handshake is not None
+        assert transport is not None
+        answer = handshake.receive(data)
+        if handshake.done:
+            self.peer = handshake.peer
+        if answer:
+            transport.write(answer)
+        if not handshake.done:
+            return
+        self._handshake = None
+        self.ready = self.writable = True
+        try:
+            self._reader = FrameReader(self._owner.connection_ready(self))
+        except AsyncPSError as error:
+            log.warning("%s is not wanted: %s", self.describe(), error)
+            self.abort(error)
+
+    def _refuse(self, error: HandshakeError) -> None:
+        log.warning("refused %s: %s", self.remote, error)
+        assert self._handshake is not None
+        self._error = error
+        self._closed = True
+        if self._transport is not None:
+            if farewell := self._handshake.refusal():
+                self._transport.write(farewell)
+            self._transport.close()
+

@@ -1,0 +1,323 @@
+"""A remote node that we reach: requests, their answers, and a connection that may be cut.
+
+Every request stays here until it is answered. When the connection breaks it is opened again, and
+whatever is unanswered is sent again in the old order; the other side recognises what it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from asyncps.errors import (
+    AsyncPSError,
+    ConnectionLost,
+    HandshakeError,
+    RemoteProtocolError,
+    TransportError,
+)
+from asyncps.protocol import messages
+from asyncps.protocol.frames import Header, Kind
+from asyncps.protocol.messages import AnyMessage, Message
+from asyncps.transport.connection import Connection
+from asyncps.transport.outbox import Outbox, Outgoing
+from asyncps_ext import wire
+
+log = logging.getLogger(__name__)
+
+# Tries to come back start at once and slow down to this, each with full jitter.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.3
+
+pack_header: Callable[..., bytes] = wire.pack_header
+
+
+class Request(Outgoing):
+    """A request that waits for its answer.
+
+    Attributes:
+        number: Its number, unique and increasing on its link.
+        place: Where the payload of the answer goes; None drops it.
+        answered: Called once with (header, message, error) of the answer.
+        since: When it was made, loop time.
+    """
+
+    __slots__ = ("answered", "number", "place", "since", "unit")
+
+    def __init__(
+        self,
+        number: int,
+        priority: int,
+        parts: list[bytes | memoryview],
+        size: int,
+        answered: Callable[[Request, Header | None, AnyMessage | None, AsyncPSError | None], None],
+        place: memoryview | None = None,
+        unit: Any = None,
+    ) -> None:
+        super().__init__(priority, parts, size)
+        self.number = number
+        self.place = place
+        self.answered = answered
+        self.since = 0.0
+        self.unit = unit
+
+
+class Link:
+    """One remote node.
+
+    Args:
+        name: How people call it, such as "server 1".
+        connect: Opens a connection whose owner is this link.
+        on_message: Takes control messages that answer nothing, and their own number if any.
+        spawn: Starts a task in the node's task group.
+        greet: Returns the frame that must be first on every connection (the join), if any.
+        on_down: Told each time the connection is gone, with the reason; it decides nothing here.
+        on_refused: The other side does not want us: it is of no use to try again.
+
+    Attributes:
+        connection: The present connection, once ready.
+        unanswered: Requests by number, oldest first.
+        heard: Bytes came since this was last set False.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[Link], Awaitable[Connection]],
+        on_message: Callable[[AnyMessage, int], None],
+        spawn: Callable[[Any, str], None],
+        *,
+        greet: Callable[[], bytes | None] = lambda: None,
+        on_down: Callable[[AsyncPSError], None] = lambda error: None,
+        on_refused: Callable[[AsyncPSError], None] = lambda error: None,
+    ) -> None:
+        self.name = name
+        self._connect = connect
+        self._on_message = on_message
+        self._spawn = spawn
+        self._greet = greet
+        self._on_down = on_down
+        self._on_refused = on_refused
+        self.connection: Connection | None = None
+        self.outbox = Outbox()
+        self.unanswered: dict[int, Request] = {}
+        self._next = 1
+        self._sent_before = self._received_before = 0
+        self._closing = False
+        self._trying = False
+        self._attempt: asyncio.Future[None] | None = None
+        self._up: asyncio.Future[None] | None = None
+
+    # ---- requests ----
+
+    def number(self) -> int:
+        """Return the number of the next request."""
+        number = self._next
+        self._next += 1
+        return number
+
+    @property
+    def oldest(self) -> int:
+        """The lowest number that is unanswered, or the next one."""
+        return next(iter(self.unanswered), self._next)
+
+    def request(self, request: Request) -> None:
+        """Send a request; it is answered once, or the link fails it."""
+        self.unanswered[request.number] = request
+        self.outbox.post(request)
+
+    async def ask(self, message: Message, incarnation: int) -> AnyMessage:
+        """Send a control message and wait for the answer.
+
+        Raises:
+            AsyncPSError: The other side answered with an error, or is gone.
+        """
+        future: asyncio.Future[AnyMessage] = asyncio.get_running_loop().create_future()
+
+        def answered(
+            _request: Request, _header: Header | None, answer: AnyMessage | None,
+            error: AsyncPSError | None,
+        ) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            elif answer is not None:
+                future.set_result(answer)
+
+        table = messages.encode(message)
+        number = self.number()
+        oldest = min(self.oldest, number)
+        header = pack_header(
+            Kind.CONTROL, 0, incarnation, 0, number, 0, 0, 0, len(table), 0, oldest, 0
+        )
+        size = len(header) + len(table)
+        self.request(Request(number, 1 << 30, [header, table], size, answered))
+        return await future
+
+    def tell(self, message: Message, incarnation: int, request: int = 0) -> None:
+        """Send a control message that has no answer and may be lost with the connection."""
+        if self.connection is not None and self.connection.ready:
+            frame = control_frame(message, request, incarnation)
+            self.connection.send([frame], len(frame))
+
+    def fail(self, error: AsyncPSError) -> None:
+        """Answer every request with an error, for nobody else will."""
+        for request in list(self.unanswered.values()):
+            del self.unanswered[request.number]
+            request.answered(request, None, None, error)
+        self.outbox.detach()
+        if self.connection is not None and self.connection.ready:
+            self.outbox.attach(self.connection)
+
+    # ---- the connection ----
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes handed over on all connections so far."""
+        return self._sent_before + (self.connection.sent if self.connection else 0)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that came on all connections so far."""
+        return self._received_before + (self.connection.received if self.connection else 0)
+
+    async def wait_connected(self) -> Connection:
+        """Start, and wait for the first connection."""
+        self.start()
+        while self.connection is None:
+            self._up = asyncio.get_running_loop().create_future()
+            await self._up
+        return self.connection
+
+    def start(self) -> None:
+        """Connect, and stay connected until closed."""
+        if not self._trying and not self._closing:
+            self._trying = True
+            self._spawn(self._come_back(), f"connect to {self.name}")
+
+    def expect_close(self) -> None:
+        """The other side is about to close, and that is the end."""
+        self._closing = True
+
+    def close(self) -> None:
+        """Close for good once everything handed over is written."""
+        self._closing = True
+        if self.connection is not None:
+            self.connection.close()
+
+    def abort(self, error: AsyncPSError) -> None:
+        """Cut the connection; it comes back by itself."""
+        if self.connection is not None:
+            self.connection.abort(error)
+
+    async def _come_back(self) -> None:
+        pause = _FIRST_PAUSE_S
+        try:
+            while not self._closing:
+                loop = asyncio.get_running_loop()
+                self._attempt = loop.create_future()
+                connection: Connection | None = None
+                try:
+                    connection = await self._connect(self)
+                    await self._attempt
+                    return
+                except HandshakeError as error:
+                    self._closing = True
+                    self._on_refused(error)
+                    if self._up is not None and not self._up.done():
+                        self._up.set_exception(error)
+                    return
+                except (TransportError, AsyncPSError) as error:
+                    self._on_down(error)
+                finally:
+                    if connection is not None and not connection.ready:
+                        connection.abort()
+                await asyncio.sleep(random.uniform(0, pause))
+                pause = min(pause * 2, _LONGEST_PAUSE_S)
+        finally:
+            self._trying = False
+            self._attempt = None
+
+    def connection_ready(self, connection: Connection) -> Link:
+        """Send the greeting, then everything that is unanswered."""
+        self.connection = connection
+        if greeting := self._greet():
+            connection.send([greeting], len(greeting))
+        self.outbox.detach()
+        for request in self.unanswered.values():
+            request.sent = False
+            self.outbox.post(request)
+        self.outbox.attach(connection)
+        for waiting in (self._attempt, self._up):
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+        return self
+
+    def connection_closed(self, connection: Connection, error: AsyncPSError) -> None:
+        """Come back, unless this is the end."""
+        self._sent_before += connection.sent
+        self._received_before += connection.received
+        if connection is self.connection:
+            self.connection = None
+            self.outbox.detach()
+            if not self._closing:
+                self._on_down(error)
+                self.start()
+        elif self._attempt is not None and not self._attempt.done():
+            self._attempt.set_exception(
+                error if isinstance(error, HandshakeError) else ConnectionLost(str(error))
+            )
+
+    # ---- answers ----
+
+    def begin(self, header: Header, table: memoryview) -> memoryview | None:
+        """Name the place of an answer's payload."""
+        request = self.unanswered.get(header.request)
+        if request is None:
+            return None
+        if request.place is None:
+            # Its memory was taken back; that the answer came counts all the same.
+            del self.unanswered[header.request]
+            request.answered(request, header, None, None)
+            return None
+        if len(request.place) != header.payload_bytes:
+            raise RemoteProtocolError("an answer of another size", expected=len(request.place),
+                                      got=header.payload_bytes)
+        return request.place
+
+    def finish(self, header: Header, table: memoryview) -> None:
+        """Take an answer or a message."""
+        kind = header.kind
+        if kind == Kind.HEARTBEAT:
+            return
+        message: AnyMessage | None = None
+        error: AsyncPSError | None = None
+        if kind == Kind.CONTROL or kind == Kind.ERROR:
+            message = messages.decode(table)
+            if isinstance(message, messages.ErrorInfo):
+                error = messages.error_from_wire(message)
+        elif kind != Kind.DATA and kind != Kind.ACK:
+            raise RemoteProtocolError("no answer", expected="ACK, DATA, ERROR or CONTROL", got=kind)
+        if header.request == 0 or isinstance(message, messages.Install):
+            if message is not None:
+                self._on_message(message, header.request)
+            return
+        request = self.unanswered.pop(header.request, None)
+        if request is not None:
+            request.answered(request, header, message, error)
+
+
+def control_frame(message: Message, request: int, incarnation: int, acked: int = 0) -> bytes:
+    """Return a whole control frame."""
+    table = messages.encode(message)
+    return pack_header(
+        Kind.CONTROL, 0, incarnation, 0, request, 0, 0, 0, len(table), 0, acked, 0
+    ) + table
+
+
+def heartbeat_frame(incarnation: int) -> bytes:
+    """Return a frame that says no more than: I live."""
+    return pack_header(Kind.HEARTBEAT, 0, incarnation, 0, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -1,0 +1,76 @@
+"""Frames that wait for one connection, higher priority first, in order among equals."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from asyncps.transport.connection import Connection
+
+
+class Outgoing:
+    """One frame on its way.
+
+    Attributes:
+        priority: Higher goes first.
+        parts: Flat byte views: header, table, payload.
+        size: Bytes of all parts.
+        sent: It was handed to the loop.
+    """
+
+    __slots__ = ("parts", "priority", "sent", "size")
+
+    def __init__(self, priority: int, parts: Sequence[bytes | memoryview], size: int) -> None:
+        self.priority = priority
+        self.parts = parts
+        self.size = size
+        self.sent = False
+
+
+class Outbox:
+    """The queue before one peer; it outlives connections.
+
+    Attributes:
+        queued_bytes: Bytes that wait here, not counting what was handed to the loop.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Outgoing]] = []
+        self._sequence = 0
+        self._connection: Connection | None = None
+        self.queued_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def attach(self, connection: Connection) -> None:
+        """Send over this connection from now on."""
+        self._connection = connection
+        connection.on_writable = self.pump
+        self.pump()
+
+    def detach(self) -> None:
+        """The connection is gone: drop what waits. Whoever must, posts it again."""
+        self._connection = None
+        self._heap.clear()
+        self.queued_bytes = 0
+
+    def post(self, frame: Outgoing) -> None:
+        """Send a frame now, or when its turn comes."""
+        connection = self._connection
+        if connection is not None and connection.writable and not self._heap:
+            frame.sent = True
+            connection.send(frame.parts, frame.size)
+            return
+        self._sequence += 1
+        heapq.heappush(self._heap, (-frame.priority, self._sequence, frame))
+        self.queued_bytes += frame.size
+
+    def pump(self) -> None:
+        """Hand frames to the loop while it takes them."""
+        connection = self._connection
+        while self._heap and connection is not None and connection.writable:
+            frame = heapq.heappop(self._heap)[2]
+            self.queued_bytes -= frame.size
+            frame.sent = True
+            connection.send(frame.parts, frame.size)

@@ -1,0 +1,196 @@
+"""TCP: open and accept connections, addresses and ports."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import ipaddress
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from asyncps.errors import ConfigError, HandshakeError, TransportError
+from asyncps.transport.connection import Connection
+
+log = logging.getLogger(__name__)
+
+# Connections that have not proven themselves yet, at most, per listening role.
+MAX_UNPROVEN = 64
+
+_SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host (name, IPv4 or IPv6 address) and a port or a range of ports (0: any)."""
+
+    host: str
+    low: int
+    high: int
+
+    @property
+    def port(self) -> int:
+        """The first port."""
+        return self.low
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.low}" if self.low == self.high else f"{host}:{self.low}-{self.high}"
+
+
+def parse_address(text: str, default_port: int = 0) -> Address:
+    """Read `host`, `host:port`, `host:low-high`, `[::1]:port` or a bare IPv6 address.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    host, port = text, ""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ConfigError("not an address", expected="[IPv6]:port", got=text)
+        port = rest[1:]
+    elif text.count(":") == 1:
+        host, port = text.split(":")
+    low, dash, high = port.partition("-")
+    if not host or (port and not low.isdigit()) or (dash and not high.isdigit()):
+        raise ConfigError("not an address", expected="host, host:port or host:low-high", got=text)
+    first = int(low) if low else default_port
+    last = int(high) if dash else first
+    if not 0 <= first <= last <= 65535:
+        raise ConfigError("not a port", expected="0 to 65535, low before high", got=port)
+    return Address(host, first, last)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine only; names are looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise TransportError(f"the name {host} does not resolve: {error.strerror}") from None
+    return all(ipaddress.ip_address(item[4][0]).is_loopback for item in found)
+
+
+def interface_address(name: str) -> str:
+    """Return the IPv4 address of a network interface (Linux).
+
+    Raises:
+        ConfigError: There is no such interface, or it has no address.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", name.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError as error:
+            known = ", ".join(item[1] for item in socket.if_nameindex())
+            raise ConfigError(f"network interface {name!r} has no IPv4 address: {error.strerror}",
+                              expected=known, got=name) from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+async def connect(
+    factory: Callable[[], Connection], address: Address, *, control_timeout_s: float | None = None
+) -> Connection:
+    """Open one connection; the handshake goes on in the background.
+
+    Args:
+        factory: Makes the protocol.
+        address: Where to.
+        control_timeout_s: For control connections: TCP_USER_TIMEOUT, so that a dead host is seen.
+            Data connections leave it unset, since it kills a live peer that does not read.
+
+    Raises:
+        TransportError: It names address and reason.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        transport, protocol = await loop.create_connection(factory, address.host, address.port)
+    except OSError as error:
+        raise TransportError(f"cannot reach {address}: {error.strerror or error}") from None
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if control_timeout_s is not None:
+        set_user_timeout(sock, control_timeout_s)
+    return protocol
+
+
+def set_user_timeout(sock: socket.socket, seconds: float) -> None:
+    """Have the kernel close a connection whose bytes nobody acknowledges."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+
+class Listener:
+    """Accepts connections.
+
+    Args:
+        factory: Makes the protocol of an accepted connection.
+        handshake_s: How long a connection may prove nothing.
+    """
+
+    def __init__(self, factory: Callable[[], Connection], handshake_s: float) -> None:
+        self._factory = factory
+        self._handshake_s = handshake_s
+        self._server: asyncio.Server | None = None
+        self._unproven: dict[Connection, asyncio.TimerHandle] = {}
+        self.port = 0
+
+    async def open(self, address: Address) -> None:
+        """Listen on the first free port of the address.
+
+        Raises:
+            TransportError: It names address and reason.
+        """
+        loop = asyncio.get_running_loop()
+        last: OSError | None = None
+        for port in range(address.low, address.high + 1):
+            try:
+                self._server = await loop.create_server(
+                    self._accept, address.host, port, backlog=512
+                )
+            except OSError as error:
+                last = error
+                if isinstance(error, socket.gaierror) or error.errno not in (
+                    errno.EADDRINUSE, errno.EACCES
+                ):
+                    break
+                continue
+            self.port = self._server.sockets[0].getsockname()[1]
+            return
+        assert last is not None
+        reason = last.strerror or str(last)
+        raise TransportError(f"cannot listen on {address}: {reason}") from None
+
+    def close(self) -> None:
+        """Stop listening; connections that have proven themselves live on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self._unproven):
+            connection.abort()
+            self.proven(connection)
+
+    def proven(self, connection: Connection) -> None:
+        """A connection is ready or gone: it no longer counts against the limit."""
+        timer = self._unproven.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _accept(self) -> Connection:
+        connection = self._factory()
+        if len(self._unproven) >= MAX_UNPROVEN:
+            self._expire(next(iter(self._unproven)))
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._handshake_s, self._expire, connection)
+        self._unproven[connection] = timer
+        return connection
+
+    def _expire(self, connection: Connection) -> None:
+        self.proven(connection)
+        connection.abort(HandshakeError("nothing was proven in time"))

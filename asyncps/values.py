@@ -1,0 +1,283 @@
+"""From what users hand in to what travels: checks, copies, gathered rows, and the way back.
+
+Runs in the caller's thread, so that a wrong argument raises there before anything is sent, and so
+that gathering does not take the loop's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncps.errors import ConfigError, DtypeMismatch, KeyExists, ShapeMismatch, TensorError
+from asyncps.roles.client import KeyInfo, KeySpec, Plan, SlabPlan
+from asyncps.tensor import dtypes
+from asyncps.tensor.arrays import to_host
+from asyncps.tensor.pool import Bytes, aligned_bytes
+from asyncps_ext import wire
+
+Array = npt.NDArray[Any]
+Key = int | str
+
+check_rows: Callable[..., int] = wire.check_rows
+gather_rows: Callable[..., int] = wire.gather_rows
+scatter_rows: Callable[..., int] = wire.scatter_rows
+
+_LARGEST_KEY = 1 << 63
+
+
+def as_key(key: object) -> Key:
+    """Return a key as it travels.
+
+    Raises:
+        ConfigError: It is no str and no 64-bit int.
+    """
+    if type(key) is str:
+        return key
+    if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
+        number = int(key)
+        if -_LARGEST_KEY <= number < _LARGEST_KEY:
+            return number
+    if isinstance(key, str):
+        return str(key)
+    raise ConfigError("a key is a str or a 64-bit int", got=repr(key))
+
+
+def as_keys(keys: object) -> tuple[tuple[Key, ...], bool]:
+    """Return keys as a tuple, and whether a list was given.
+
+    Raises:
+        ConfigError: Something that is no key.
+        KeyExists: A key twice.
+    """
+    if not isinstance(keys, (list, tuple)):
+        return (as_key(keys),), False
+    result = tuple([key if type(key) is str else as_key(key) for key in keys])
+    if len(set(result)) != len(result):
+        twice = next(key for key in result if result.count(key) > 1)
+        raise KeyExists("a key twice in one call", key=twice)
+    return result, True
+
+
+def as_values(keys: tuple[Key, ...], values: object, listed: bool) -> list[Any]:
+    """Return one value (or list of device values) a key.
+
+    Raises:
+        TensorError: Not as many values as keys.
+    """
+    if not listed:
+        return [values]
+    if not isinstance(values, (list, tuple)) or len(values) != len(keys):
+        got = len(values) if isinstance(values, (list, tuple)) else type(values).__name__
+        raise TensorError("a list of keys takes as many values", expected=len(keys), got=got)
+    return list(values)
+
+
+def host_array(value: object, key: Key) -> Array:
+    """Return one value as a C-contiguous array on the host; itself if it is one.
+
+    Raises:
+        TensorError: It is no array.
+    """
+    if type(value) is np.ndarray and value.flags.c_contiguous:
+        return value
+    try:
+        array = to_host(value)
+    except (TypeError, ValueError) as error:
+        raise TensorError(f"not an array: {error}", key=key, got=type(value).__name__) from None
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def merged(value: object, key: Key) -> Array:
+    """Return one array for a key: a list of device values is summed, f16 and bf16 in f32."""
+    if not isinstance(value, (list, tuple)):
+        return host_array(value, key)
+    if not value:
+        raise TensorError("an empty list of device values", key=key)
+    arrays = [host_array(item, key) for item in value]
+    first = arrays[0]
+    for other in arrays[1:]:
+        if other.dtype != first.dtype:
+            raise DtypeMismatch("device values of one key differ", key=key, expected=first.dtype,
+                                got=other.dtype)
+        if other.shape != first.shape:
+            raise ShapeMismatch("device values of one key differ", key=key, expected=first.shape,
+                                got=other.shape)
+    if len(arrays) == 1:
+        return first
+    dtype = dtypes.by_name(dtypes.name_of(first.dtype))
+    flat = [array.reshape(-1).view(dtype.bits) for array in arrays]
+    if dtype.widen is None or dtype.narrow is None:
+        total = flat[0].copy()
+    else:
+        total = np.empty(first.size, dtype.sum)
+        dtype.widen(total, flat[0])
+    for array in flat[1:]:
+        dtype.add(total, array)
+    if dtype.narrow is not None:
+        wide, total = total, np.empty(first.size, dtype.bits)
+        dtype.narrow(total, wide)
+    return total.view(first.dtype).reshape(first.shape)
+
+
+def check(array: Array, info: KeyInfo) -> Array:
+    """Return the array if it has its key's dtype and shape.
+
+    Raises:
+        DtypeMismatch: It has not.
+        ShapeMismatch: It has not.
+    """
+    if array.dtype != info.dtype:
+        raise DtypeMismatch("a value of another dtype than its key", key=info.key,
+                            expected=info.dtype, got=array.dtype)
+    if array.shape != info.shape:
+        raise ShapeMismatch("a value of another shape than its key", key=info.key,
+                            expected=info.shape, got=array.shape)
+    return array
+
+
+def key_spec(key: Key, array: Array) -> KeySpec:
+    """Describe a key by its first value.
+
+    Raises:
+        DtypeMismatch: Values of that dtype cannot be stored.
+    """
+    try:
+        name = dtypes.name_of(array.dtype)
+    except DtypeMismatch as error:
+        error.key = key
+        raise
+    return KeySpec(key, name, array.shape, array.dtype.itemsize)
+
+
+def as_bytes(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array without a copy (any dtype, ml_dtypes' included)."""
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+class Outgoing:
+    """The values of one call, checked and ready to be sent.
+
+    Args:
+        plan: Where the keys live.
+        values: One value a key.
+        copy: Copy large values; small ones are gathered, which is a copy anyhow.
+
+    Attributes:
+        large: Bytes of the large values.
+        slabs: Gathered rows.
+        copied_bytes: What the copies take.
+    """
+
+    __slots__ = ("copied_bytes", "large", "slabs")
+
+    def __init__(self, plan: Plan, values: Sequence[object], *, copy: bool) -> None:
+        self.copied_bytes = 0
+        self.slabs: list[Bytes | None] = [self._gather(slab, plan, values) for slab in plan.slabs]
+        self.large: list[memoryview | None] = []
+        arrays = [check(merged(values[i], info.key), info) for i, info in plan.large]
+        self._check_empty(plan, values)
+        for array, (index, _) in zip(arrays, plan.large, strict=True):
+            view = as_bytes(array)
+            if copy and array is values[index]:
+                mine = aligned_bytes(len(view))
+                mine[:] = view
+                view = memoryview(mine)
+            if copy:
+                self.copied_bytes += len(view)
+            self.large.append(view)
+
+    def _gather(self, slab: SlabPlan, plan: Plan, values: Sequence[object]) -> Bytes:
+        buffer = aligned_bytes(slab.size)
+        chosen = [values[index] for index in slab.indices]
+        if gather_rows(chosen, slab.dtype, slab.shapes, buffer) >= 0:
+            chosen = [
+                check(merged(values[i], plan.infos[i].key), plan.infos[i]) for i in slab.indices
+            ]
+            bad = gather_rows(chosen, slab.dtype, slab.shapes, buffer)
+            if bad >= 0:
+                raise TensorError("a value that cannot be sent",
+                                  key=plan.infos[slab.indices[bad]].key)
+        self.copied_bytes += slab.size
+        return buffer
+
+    @staticmethod
+    def _check_empty(plan: Plan, values: Sequence[object]) -> None:
+        for index, info in enumerate(plan.infos):
+            if not info.pieces:
+                check(merged(values[index], info.key), info)
+
+
+class Incoming:
+    """Where the answers of one call go.
+
+    Args:
+        plan: Where the keys live.
+        outs: One array (or list of device arrays) a key, or None to make new ones.
+
+    Attributes:
+        arrays: One array a key, filled at the end.
+        large: Bytes of the large keys' places.
+        arrived: Takes the rows of each slab.
+        finishing: Copies to be made at the end.
+
+    Raises:
+        TensorError: An array that cannot take its key's value.
+    """
+
+    __slots__ = ("arrays", "arrived", "finishing", "large")
+
+    def __init__(self, plan: Plan, outs: Sequence[Any] | None) -> None:
+        self.finishing: list[Callable[[], None]] = []
+        if outs is None:
+            outs = [np.empty(info.shape, info.dtype) for info in plan.infos]
+        self.arrays: list[Any] = list(outs)
+        places: list[Any] = list(outs)
+        small = self._check_small(plan, outs)
+        for index, info in enumerate(plan.infos):
+            if index not in small:
+                places[index] = self._place(outs[index], info)
+        self.large = [as_bytes(places[index]) for index, _ in plan.large]
+        self.arrived = [
+            _scatter(slab, [places[index] for index in slab.indices]) for slab in plan.slabs
+        ]
+
+    @staticmethod
+    def _check_small(plan: Plan, outs: Sequence[Any]) -> set[int]:
+        """Return the indices of small keys whose arrays can be written as they are."""
+        good: set[int] = set()
+        for slab in plan.slabs:
+            chosen = [outs[index] for index in slab.indices]
+            if check_rows(chosen, slab.dtype, slab.shapes, True) < 0:
+                good.update(slab.indices)
+        return good
+
+    def _place(self, out: Any, info: KeyInfo) -> Array:
+        targets = list(out) if isinstance(out, (list, tuple)) else [out]
+        if not targets:
+            raise TensorError("an empty list of arrays", key=info.key)
+        for target in targets:
+            if not isinstance(target, np.ndarray):
+                raise TensorError("out must be a NumPy array", key=info.key,
+                                  got=type(target).__name__)
+            check(target, info)
+            if not target.flags.writeable:
+                raise TensorError("out is read-only", key=info.key)
+        place = targets[0]
+        if not place.flags.c_contiguous:
+            place = np.empty(info.shape, info.dtype)
+        for target in targets:
+            if target is not place:
+                self.finishing.append(lambda to=target, made=place: np.copyto(to, made))
+        return place
+
+
+def _scatter(slab: SlabPlan, places: list[Any]) -> Callable[[Bytes], None]:
+    def arrived(rows: Bytes) -> None:
+        if scatter_rows(rows, slab.dtype, slab.shapes, places) >= 0:
+            raise TensorError("an array that was checked cannot be written any more")
+
+    return arrived

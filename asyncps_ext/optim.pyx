@@ -1,0 +1,170 @@
+"""Fused update steps of the servers; see `asyncps_ext.reference` for the specification."""
+
+cimport numpy as cnp
+from libc.stdint cimport uint64_t
+
+from asyncps_ext.types cimport (
+    F64, GIL_FREE_BYTES, check_apart, check_array, check_like, dtype_of, same_dtype,
+)
+
+cdef extern from "optim_kernels.h" nogil:
+    ctypedef struct aps_optim_args:
+        void *out
+        const void *w
+        const void *g
+        void *m
+        void *v
+        Py_ssize_t n
+        uint64_t factor
+        double lr
+        double momentum
+        double beta1
+        double beta2
+        double eps
+        double wd
+        double rescale
+        double clip
+        int nesterov
+    ctypedef void (*aps_update)(const aps_optim_args *args) noexcept
+    ctypedef struct aps_optim_table:
+        const char *name
+        aps_update test[6]
+        aps_update sgd[2]
+        aps_update sgd_momentum[2]
+        aps_update adam[2]
+    const aps_optim_table *aps_optim_table_at(int i) noexcept
+
+cnp.import_array()
+
+cdef const aps_optim_table *table = aps_optim_table_at(0)
+
+
+def _variants():
+    """Names of the variants that this processor can run, best first."""
+    cdef int i = 0
+    names = []
+    while aps_optim_table_at(i) != NULL:
+        names.append(aps_optim_table_at(i).name.decode())
+        i += 1
+    return tuple(names)
+
+
+def _set_variant(str name not None):
+    """Choose a variant (for tests); returns the name of the one in use before."""
+    global table
+    cdef str before = table.name.decode()
+    cdef int i = 0
+    while aps_optim_table_at(i) != NULL:
+        if aps_optim_table_at(i).name.decode() == name:
+            table = aps_optim_table_at(i)
+            return before
+        i += 1
+    raise ValueError(f"no variant {name!r} here, only {_variants()}")
+
+
+cdef int check(aps_optim_args *args, object out, object w, object g) except -1:
+    """Check the three arrays of every step, note where they lie; returns their dtype."""
+    check_array(out, "out", True)
+    check_array(w, "w", False)
+    check_array(g, "g", False)
+    cdef int dtype = dtype_of(w, "w")
+    same_dtype(out, "out", dtype, w)
+    same_dtype(g, "g", dtype, w)
+    check_like(out, "out", w, "w")
+    check_like(g, "g", w, "w")
+    check_apart(out, "out", w, "w", True)
+    check_apart(out, "out", g, "g", True)
+    args.out = cnp.PyArray_BYTES(<cnp.ndarray>out)
+    args.w = cnp.PyArray_BYTES(<cnp.ndarray>w)
+    args.g = cnp.PyArray_BYTES(<cnp.ndarray>g)
+    args.n = cnp.PyArray_SIZE(<cnp.ndarray>w)
+    return dtype
+
+
+cdef int check_real(aps_optim_args *args, object out, object w, object g) except -1:
+    cdef int dtype = check(args, out, w, g)
+    if dtype > F64:
+        raise TypeError(f"w must be float32 or float64, not {w.dtype}")
+    return dtype
+
+
+cdef char *check_state(object state, str name, int dtype, object out, object w, object g) except NULL:
+    """Check an array that a step reads and writes; it may not touch any other."""
+    check_array(state, name, True)
+    same_dtype(state, name, dtype, w)
+    check_like(state, name, w, "w")
+    check_apart(state, name, out, "out", False)
+    check_apart(state, name, w, "w", False)
+    check_apart(state, name, g, "g", False)
+    return cnp.PyArray_BYTES(<cnp.ndarray>state)
+
+
+cdef int update(aps_update kernel, aps_optim_args *args, object w) except -1:
+    if cnp.PyArray_NBYTES(<cnp.ndarray>w) < GIL_FREE_BYTES:
+        kernel(args)
+    else:
+        with nogil:
+            kernel(args)
+    return 0
+
+
+def test(out, w, g, rescale):
+    """out = w + rescale*g. Integers wrap, and take an integral rescale."""
+    cdef aps_optim_args args
+    cdef int dtype = check(&args, out, w, g)
+    args.rescale = 0
+    args.factor = 0
+    if dtype <= F64:
+        args.rescale = rescale
+    else:
+        if rescale != rescale or rescale in (float("inf"), -float("inf")) or rescale != int(rescale):
+            raise ValueError(f"rescale must be integral for {w.dtype}, not {rescale!r}")
+        args.factor = int(rescale) & 0xFFFFFFFFFFFFFFFF
+    update(table.test[dtype], &args, w)
+
+
+def sgd(out, w, g, double lr, double wd, double rescale, double clip):
+    """out = w - lr*(clip(rescale*g) + wd*w)."""
+    cdef aps_optim_args args
+    cdef int dtype = check_real(&args, out, w, g)
+    args.lr = lr
+    args.wd = wd
+    args.rescale = rescale
+    args.clip = clip
+    update(table.sgd[dtype], &args, w)
+
+
+def sgd_momentum(
+    out, w, g, m, double lr, double momentum, double wd, double rescale, double clip, bint nesterov
+):
+    """m = momentum*m - lr*(clip(rescale*g) + wd*w); out = w + m, or Nesterov's step."""
+    cdef aps_optim_args args
+    cdef int dtype = check_real(&args, out, w, g)
+    args.m = check_state(m, "m", dtype, out, w, g)
+    args.lr = lr
+    args.momentum = momentum
+    args.wd = wd
+    args.rescale = rescale
+    args.clip = clip
+    args.nesterov = nesterov
+    update(table.sgd_momentum[dtype], &args, w)
+
+
+def adam(
+    out, w, g, m, v, double lr_t, double beta1, double beta2, double eps, double wd,
+    double rescale, double clip
+):
+    """Adam's moments and step; lr_t carries the correction of the bias."""
+    cdef aps_optim_args args
+    cdef int dtype = check_real(&args, out, w, g)
+    args.m = check_state(m, "m", dtype, out, w, g)
+    args.v = check_state(v, "v", dtype, out, w, g)
+    check_apart(m, "m", v, "v", False)
+    args.lr = lr_t
+    args.beta1 = beta1
+    args.beta2 = beta2
+    args.eps = eps
+    args.wd = wd
+    args.rescale = rescale
+    args.clip = clip
+    update(table.adam[dtype], &args, w)

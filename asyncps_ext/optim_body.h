@@ -1,0 +1,113 @@
+/* The update loops of asyncps_ext.optim; included once for each variant and each real type by
+ * optim_kernels.h, which sets APS_TARGET, APS_FN(name), APS_REAL (arithmetic), APS_ELEM (in memory)
+ * and APS_SQRT. Hyper-parameters are rounded to APS_REAL once; nothing is reassociated.
+ */
+
+/* NaN passes: both comparisons are false. */
+APS_TARGET static APS_INLINE APS_REAL APS_FN(bound)(APS_REAL x, APS_REAL limit)
+{
+    x = x > limit ? limit : x;
+    return x < -limit ? -limit : x;
+}
+
+APS_TARGET static void APS_FN(test)(const aps_optim_args *a)
+{
+    APS_ELEM *out = (APS_ELEM *)a->out;
+    const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
+    const APS_REAL rescale = (APS_REAL)a->rescale;
+    const ptrdiff_t n = a->n;
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++)
+        out[i] = w[i] + rescale * g[i];
+}
+
+APS_TARGET static APS_INLINE void APS_FN(sgd_loop)(const aps_optim_args *a, const int clipped)
+{
+    APS_ELEM *out = (APS_ELEM *)a->out;
+    const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
+    const APS_REAL lr = (APS_REAL)a->lr, wd = (APS_REAL)a->wd;
+    const APS_REAL rescale = (APS_REAL)a->rescale, clip = (APS_REAL)a->clip;
+    const ptrdiff_t n = a->n;
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++) {
+        APS_REAL grad = rescale * g[i];
+        if (clipped)
+            grad = APS_FN(bound)(grad, clip);
+        grad = grad + wd * w[i];
+        out[i] = w[i] - lr * grad;
+    }
+}
+
+APS_TARGET static void APS_FN(sgd)(const aps_optim_args *a)
+{
+    if (a->clip >= 0)
+        APS_FN(sgd_loop)(a, 1);
+    else
+        APS_FN(sgd_loop)(a, 0);
+}
+
+APS_TARGET static APS_INLINE void APS_FN(momentum_loop)(const aps_optim_args *a,
+                                                        const int clipped, const int nesterov)
+{
+    APS_ELEM *out = (APS_ELEM *)a->out, *m = (APS_ELEM *)a->m;
+    const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
+    const APS_REAL lr = (APS_REAL)a->lr, wd = (APS_REAL)a->wd;
+    const APS_REAL rescale = (APS_REAL)a->rescale, clip = (APS_REAL)a->clip;
+    const APS_REAL momentum = (APS_REAL)a->momentum, ahead = momentum + (APS_REAL)1;
+    const ptrdiff_t n = a->n;
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++) {
+        APS_REAL grad = rescale * g[i];
+        if (clipped)
+            grad = APS_FN(bound)(grad, clip);
+        grad = grad + wd * w[i];
+        const APS_REAL kept = momentum * m[i];
+        const APS_REAL moved = kept - lr * grad;
+        const APS_REAL weight = w[i];
+        m[i] = moved;
+        out[i] = nesterov ? (weight - kept) + ahead * moved : weight + moved;
+    }
+}
+
+APS_TARGET static void APS_FN(sgd_momentum)(const aps_optim_args *a)
+{
+    if (a->clip >= 0 && a->nesterov)
+        APS_FN(momentum_loop)(a, 1, 1);
+    else if (a->clip >= 0)
+        APS_FN(momentum_loop)(a, 1, 0);
+    else if (a->nesterov)
+        APS_FN(momentum_loop)(a, 0, 1);
+    else
+        APS_FN(momentum_loop)(a, 0, 0);
+}
+
+APS_TARGET static APS_INLINE void APS_FN(adam_loop)(const aps_optim_args *a, const int clipped)
+{
+    APS_ELEM *out = (APS_ELEM *)a->out, *m = (APS_ELEM *)a->m, *v = (APS_ELEM *)a->v;
+    const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
+    const APS_REAL lr = (APS_REAL)a->lr, wd = (APS_REAL)a->wd, eps = (APS_REAL)a->eps;
+    const APS_REAL rescale = (APS_REAL)a->rescale, clip = (APS_REAL)a->clip;
+    const APS_REAL beta1 = (APS_REAL)a->beta1, rest1 = (APS_REAL)1 - beta1;
+    const APS_REAL beta2 = (APS_REAL)a->beta2, rest2 = (APS_REAL)1 - beta2;
+    const ptrdiff_t n = a->n;
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const APS_REAL weight = w[i];
+        APS_REAL grad = rescale * g[i] + wd * weight;
+        if (clipped)
+            grad = APS_FN(bound)(grad, clip);
+        const APS_REAL mean = beta1 * m[i] + rest1 * grad;
+        const APS_REAL variance = beta2 * v[i] + rest2 * grad * grad;
+        m[i] = mean;
+        v[i] = variance;
+        out[i] = weight - lr * mean / (APS_SQRT(variance) + eps);
+    }
+}
+
+APS_TARGET static void APS_FN(adam)(const aps_optim_args *a)
+{
+    if (a->clip >= 0)
+        APS_FN(adam_loop)(a, 1);
+    else
+        APS_FN(adam_loop)(a, 0);
+}

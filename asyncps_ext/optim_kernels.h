@@ -1,0 +1,55 @@
+/* Kernels of asyncps_ext.optim: what a kernel is given, the variants and the choice of one. */
+#ifndef ASYNCPS_OPTIM_KERNELS_H
+#define ASYNCPS_OPTIM_KERNELS_H
+
+#include <math.h>
+
+#include "variants.h"
+
+typedef struct {
+    void *out;
+    const void *w, *g;
+    void *m, *v;
+    ptrdiff_t n;
+    uint64_t factor; /* rescale of integers, modulo 2^64 */
+    double lr, momentum, beta1, beta2, eps, wd, rescale, clip;
+    int nesterov;
+} aps_optim_args;
+
+typedef void (*aps_update)(const aps_optim_args *args);
+
+typedef struct {
+    const char *name;
+    aps_update test[APS_DTYPES];
+    aps_update sgd[2], sgd_momentum[2], adam[2];
+} aps_optim_table;
+
+#define APS_TARGET
+#define APS_NAME(name) APS_JOIN(aps_baseline_, name)
+#define APS_VARIANT "baseline"
+#include "optim_variant.h"
+#undef APS_TARGET
+#undef APS_NAME
+#undef APS_VARIANT
+
+#if APS_HAVE_V3
+#define APS_TARGET APS_TARGET_V3
+#define APS_NAME(name) APS_JOIN(aps_v3_, name)
+#define APS_VARIANT "x86-64-v3"
+#include "optim_variant.h"
+#undef APS_TARGET
+#undef APS_NAME
+#undef APS_VARIANT
+#endif
+
+/* Best first; NULL behind the last one that this processor can run. */
+static const aps_optim_table *aps_optim_table_at(int i)
+{
+#if APS_HAVE_V3
+    if (aps_cpu_has_v3())
+        return i == 0 ? &aps_v3_table : i == 1 ? &aps_baseline_table : NULL;
+#endif
+    return i == 0 ? &aps_baseline_table : NULL;
+}
+
+#endif

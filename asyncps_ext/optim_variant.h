@@ -1,0 +1,50 @@
+/* One variant of all update kernels; included by optim_kernels.h with APS_TARGET, APS_VARIANT and
+ * APS_NAME(name) set.
+ */
+
+#define APS_FN(name) APS_JOIN(APS_NAME(f32_), name)
+#define APS_REAL float
+#define APS_ELEM aps_f32
+#define APS_SQRT sqrtf
+#include "optim_body.h"
+#undef APS_FN
+#undef APS_REAL
+#undef APS_ELEM
+#undef APS_SQRT
+
+#define APS_FN(name) APS_JOIN(APS_NAME(f64_), name)
+#define APS_REAL double
+#define APS_ELEM aps_f64
+#define APS_SQRT sqrt
+#include "optim_body.h"
+#undef APS_FN
+#undef APS_REAL
+#undef APS_ELEM
+#undef APS_SQRT
+
+/* Integers wrap: unsigned arithmetic, with the factor reduced to the type's width first. */
+#define APS_TEST(name, T, U)                                                                 \
+    APS_TARGET static void APS_NAME(name)(const aps_optim_args *a)                           \
+    {                                                                                        \
+        T *out = (T *)a->out;                                                                \
+        const T *w = (const T *)a->w, *g = (const T *)a->g;                                  \
+        const U rescale = (U)a->factor;                                                      \
+        const ptrdiff_t n = a->n;                                                            \
+        APS_INDEPENDENT                                                                      \
+        for (ptrdiff_t i = 0; i < n; i++)                                                    \
+            out[i] = (U)(w[i] + rescale * g[i]);                                             \
+    }
+
+APS_TEST(test_u8, aps_u8, uint8_t)
+APS_TEST(test_u32, aps_u32, uint32_t)
+APS_TEST(test_u64, aps_u64, uint64_t)
+#undef APS_TEST
+
+static const aps_optim_table APS_NAME(table) = {
+    APS_VARIANT,
+    { APS_NAME(f32_test), APS_NAME(f64_test), APS_NAME(test_u8), APS_NAME(test_u8),
+      APS_NAME(test_u32), APS_NAME(test_u64) },
+    { APS_NAME(f32_sgd), APS_NAME(f64_sgd) },
+    { APS_NAME(f32_sgd_momentum), APS_NAME(f64_sgd_momentum) },
+    { APS_NAME(f32_adam), APS_NAME(f64_adam) },
+};

@@ -1,0 +1,61 @@
+"""Every kernel in plain NumPy: the specification of the compiled ones, and their stand-in.
+
+The modules `wire`, `reduce` and `optim` here have the functions of the compiled modules of those
+names, with the same arguments, results and errors. Unless a function says otherwise:
+
+* arrays are 1-d C-contiguous ndarrays in native byte order, of any length and alignment; those that
+  are only read may be read-only; all of a call have one length (else ValueError) and the dtypes
+  that are named (else TypeError);
+* float16 and bfloat16 arrays travel as uint16 arrays of their bits;
+* arrays that are written share no memory with others (else ValueError), where nothing else is said;
+* the caller owns all arrays; nothing is kept after the call.
+"""
+
+from __future__ import annotations
+
+from asyncps_ext.reference import optim, reduce, wire
+from asyncps_ext.reference.optim import adam, sgd, sgd_momentum, test
+from asyncps_ext.reference.reduce import (
+    add,
+    add_bf16,
+    add_f16,
+    narrow_bf16,
+    narrow_f16,
+    scale,
+    widen_bf16,
+    widen_f16,
+)
+from asyncps_ext.reference.wire import (
+    HEADER_SIZE,
+    check_rows,
+    crc32c,
+    gather_rows,
+    pack_header,
+    parse_header,
+    scatter_rows,
+)
+
+__all__ = [
+    "HEADER_SIZE",
+    "adam",
+    "add",
+    "add_bf16",
+    "add_f16",
+    "check_rows",
+    "crc32c",
+    "gather_rows",
+    "narrow_bf16",
+    "narrow_f16",
+    "optim",
+    "pack_header",
+    "parse_header",
+    "reduce",
+    "scale",
+    "scatter_rows",
+    "sgd",
+    "sgd_momentum",
+    "test",
+    "widen_bf16",
+    "widen_f16",
+    "wire",
+]

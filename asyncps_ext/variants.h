@@ -1,0 +1,70 @@
+/* One set of kernels, compiled for several instruction sets: what the kernel headers share.
+ *
+ * A kernel body is included once for each variant, with APS_TARGET and APS_FN set to that
+ * variant's. The tables of function pointers are then chosen once, when a module is imported, and
+ * can be changed by a test. (target_clones would choose by itself, but cannot be forced.)
+ */
+#ifndef ASYNCPS_VARIANTS_H
+#define ASYNCPS_VARIANTS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Compilers that know the name "x86-64-v3" both in target() and in __builtin_cpu_supports(). */
+#if defined(__x86_64__) && defined(__clang__)
+#if __clang_major__ >= 18
+#define APS_HAVE_V3 1
+#endif
+#elif defined(__x86_64__) && defined(__GNUC__)
+#if __GNUC__ >= 11
+#define APS_HAVE_V3 1
+#endif
+#endif
+#ifndef APS_HAVE_V3
+#define APS_HAVE_V3 0
+#endif
+
+#if APS_HAVE_V3
+#include <immintrin.h>
+#define APS_TARGET_V3 __attribute__((target("arch=x86-64-v3")))
+#endif
+
+/* Nothing is carried from one turn of the loop to the next: arrays are either the same or apart. */
+#if defined(__clang__)
+#define APS_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define APS_INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define APS_INDEPENDENT
+#endif
+
+#define APS_INLINE inline __attribute__((always_inline, unused))
+#define APS_UNUSED __attribute__((unused))
+
+#define APS_JOIN_(a, b) a##b
+#define APS_JOIN(a, b) APS_JOIN_(a, b)
+
+/* Elements of arrays that may lie at any address. */
+#define APS_ANYWHERE __attribute__((aligned(1), may_alias))
+typedef float aps_f32 APS_ANYWHERE;
+typedef double aps_f64 APS_ANYWHERE;
+typedef uint8_t aps_u8 APS_ANYWHERE;
+typedef uint16_t aps_u16 APS_ANYWHERE;
+typedef uint32_t aps_u32 APS_ANYWHERE;
+typedef uint64_t aps_u64 APS_ANYWHERE;
+
+/* The numbers that types.pxd gives to dtypes; signed integers wrap as unsigned ones do. */
+enum { APS_F32, APS_F64, APS_I8, APS_U8, APS_I32, APS_I64, APS_DTYPES };
+
+static APS_UNUSED int aps_cpu_has_v3(void)
+{
+#if APS_HAVE_V3
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("x86-64-v3") != 0;
+#else
+    return 0;
+#endif
+}
+
+#endif

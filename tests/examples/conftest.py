@@ -1,0 +1,14 @@
+"""The examples are scripts: their folder goes on the path, as `python examples/x.py` does it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+sys.path.insert(0, str(EXAMPLES))
+with mock.patch.dict(os.environ):  # mnist_cnn sets the number of BLAS threads
+    import mnist_cnn  # noqa: F401

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from asyncps.config import Config
+from asyncps.config import Config, environment
 from asyncps.errors import AsyncPSError, ConfigError, NotYetError
 from asyncps.launch import LocalJob, launch_local
 from asyncps.launch.environment import membership, read_settings, without_cluster
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 2 for what the user can put right, 1 for other errors."""
     try:
         result = cli.main(
-            args=arguments, prog_name="asyncps", standalone_mode=False, obj=dict(os.environ)
+            args=arguments, prog_name="asyncps", standalone_mode=False, obj=environment()
         )
         code = result if isinstance(result, int) else 0
     except click.ClickException as error:

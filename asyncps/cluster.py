@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
-import secrets
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from asyncps.config import Config, in_cluster
 from asyncps.core import Core
-from asyncps.errors import AsyncPSError, ConfigError, NotYetError
+from asyncps.embedded import Scope, embed, embedded_config
+from asyncps.errors import ConfigError, NotYetError
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.localstore import LocalStore
-from asyncps.protocol.messages import StoreConfig
+from asyncps.roles.plan import StoreConfig, agreement
 from asyncps.roles.runtime import Runtime, loop_factory
-from asyncps.roles.scheduler import Scheduler
-from asyncps.roles.server import Server
 from asyncps.roles.worker import Worker
-from asyncps.transport.network import MemoryNetwork, Network, TcpNetwork
+from asyncps.transport.network import Network, TcpNetwork
 
 T = TypeVar("T")
-Spawn = Callable[[Coroutine[Any, Any, Any], str], None]
 
 LOCAL_TYPES = ("local", "device")
 DIST_TYPES = ("dist", "dist_sync")
@@ -61,7 +57,7 @@ def create(type: str = "local", *, name: str = "default", **options: Any) -> KVS
         return home.open(name, store)
 
 
-class connect:  # noqa: N801 - it reads as a function: async with asyncps.connect("dist_sync")
+class connect:
     """Open a store on the running loop: `async with asyncps.connect("dist_sync") as store`.
 
     Args:
@@ -78,7 +74,7 @@ class connect:  # noqa: N801 - it reads as a function: async with asyncps.connec
         if kind in LOCAL_TYPES:
             raise ConfigError("a local store has nothing to await", expected="asyncps.create")
         self._name = name
-        self._scope = _Scope()
+        self._scope = Scope()
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> AsyncKVStore:
@@ -87,7 +83,7 @@ class connect:  # noqa: N801 - it reads as a function: async with asyncps.connec
             await self._stack.enter_async_context(self._scope)
             settings, network = self._settings, None
             if not in_cluster():
-                settings, network = await _embed(settings, self._scope, 1, 1)
+                settings, network = await embed(settings, self._scope, 1, 1)
             worker = Worker(settings, network or TcpNetwork(), self._scope.spawn)
             self._scope.roles.append(worker)
             await worker.start()
@@ -128,17 +124,17 @@ class LocalCluster:
     ) -> None:
         if transport not in ("memory", "tcp"):
             raise ConfigError("unknown transport", expected="memory or tcp", got=repr(transport))
-        self._config = _embedded_config(Config.from_env({}, **settings), servers, workers)
+        self._config = embedded_config(Config.from_env({}, **settings), servers, workers)
         self._transport = transport
         self._runtime: Runtime | None = None
-        self._scope: _Scope | None = None
+        self._scope: Scope | None = None
         self._network: Network | None = None
 
     def __enter__(self) -> Self:
         self._runtime = Runtime(loop_factory(self._config))
-        self._scope = _Scope(self._runtime.spawn)
+        self._scope = Scope(self._runtime.spawn)
         try:
-            self._config, self._network = self._runtime.run(_embed(
+            self._config, self._network = self._runtime.run(embed(
                 self._config, self._scope, self._config.num_servers, self._config.num_workers,
                 tcp=self._transport == "tcp",
             ))
@@ -198,7 +194,7 @@ class LocalCluster:
         if runtime is None or scope is None or network is None:
             raise ConfigError("the cluster is not running", expected="with LocalCluster(...)")
         config = (settings or self._config).replace(role="worker", rank=rank)
-        wanted = store or StoreConfig("dist_sync", "arrival", "sum")
+        wanted = store or agreement("dist_sync", "arrival", "sum")
 
         async def join() -> Core:
             worker = Worker(config, network, runtime.spawn)
@@ -219,7 +215,7 @@ class LocalCluster:
 class _Home:
     """This process as one worker: its runtime, and its stores by name."""
 
-    def __init__(self, runtime: Runtime, scope: _Scope, worker: Worker) -> None:
+    def __init__(self, runtime: Runtime, scope: Scope, worker: Worker) -> None:
         self._runtime = runtime
         self._scope = scope
         self._worker = worker
@@ -267,49 +263,6 @@ _process: list[_Home] = []
 _process_lock = threading.Lock()
 
 
-class _Scope:
-    """The tasks and roles of one embedded cluster or one connection."""
-
-    def __init__(self, spawn: Spawn | None = None) -> None:
-        self.roles: list[Scheduler | Server | Worker] = []
-        self._spawn = spawn
-        self._tasks: asyncio.TaskGroup | None = None
-        self._mine: list[asyncio.Task[Any]] = []
-
-    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        """Start a named task that ends with this scope."""
-        if self._spawn is not None:
-            self._spawn(work, name)
-            return
-        assert self._tasks is not None
-        self._mine.append(self._tasks.create_task(work, name=name))
-
-    async def close(self) -> None:
-        """Close the roles, workers first."""
-        for role in sorted(self.roles, key=lambda r: isinstance(r, Scheduler)):
-            if isinstance(role, Worker):
-                await role.close()
-        for role in sorted(self.roles, key=lambda r: isinstance(r, Scheduler)):
-            if not isinstance(role, Worker):
-                await role.close()
-        self.roles.clear()
-
-    async def __aenter__(self) -> Self:
-        self._tasks = asyncio.TaskGroup()
-        await self._tasks.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._tasks is not None
-        await self.close()
-        for task in self._mine:
-            task.cancel()
-        await self._tasks.__aexit__(None, None, None)
-
-
 def _checked(
     type: str, options: dict[str, Any], base: Config | None = None
 ) -> tuple[str, StoreConfig, Config]:
@@ -343,18 +296,18 @@ def _checked(
     kind = "dist_sync" if type == "dist" else type
     if kind == "dist_sync" and settings.role not in (None, "worker"):
         raise ConfigError(f"this process is a {settings.role}", expected="a worker")
-    return kind, StoreConfig(kind, order, reduce), settings
+    return kind, agreement(kind, order, reduce), settings
 
 
 def _join(settings: Config) -> _Home:
     runtime = Runtime(loop_factory(settings))
-    scope = _Scope(runtime.spawn)
+    scope = Scope(runtime.spawn)
 
     async def join() -> Worker:
         network: Network = TcpNetwork()
         config = settings
         if not in_cluster():
-            config, network = await _embed(settings, scope, 1, 1)
+            config, network = await embed(settings, scope, 1, 1)
         worker = Worker(config, network, runtime.spawn)
         scope.roles.append(worker)
         await worker.start()
@@ -370,33 +323,3 @@ def _join(settings: Config) -> _Home:
 
 def _leave(core: Core, runtime: Runtime) -> None:
     runtime.run(core.close())
-
-
-def _embedded_config(settings: Config, servers: int, workers: int) -> Config:
-    return settings.replace(
-        role=None, rank=None, num_servers=servers, num_workers=workers,
-        scheduler="127.0.0.1:0", token=secrets.token_hex(16), job="embedded", bind=None,
-        advertise=None, interface=None,
-    )
-
-
-async def _embed(
-    settings: Config, scope: _Scope, servers: int, workers: int, *, tcp: bool = False
-) -> tuple[Config, Network]:
-    """Start a scheduler and servers on this loop; return how workers reach them."""
-    config = _embedded_config(settings, servers, workers)
-    network: Network = TcpNetwork() if tcp else MemoryNetwork()
-    scheduler = Scheduler(config.replace(role="scheduler"), network, scope.spawn)
-    scope.roles.append(scheduler)
-    await scheduler.start()
-    config = config.replace(scheduler=f"127.0.0.1:{scheduler.port}")
-
-    async def serve(rank: int) -> None:
-        server = Server(config.replace(role="server", rank=rank), network, scope.spawn)
-        scope.roles.append(server)
-        with contextlib.suppress(AsyncPSError):  # workers hear of it from the scheduler
-            await server.start()
-
-    for rank in range(servers):
-        scope.spawn(serve(rank), f"start server {rank}")
-    return config, network

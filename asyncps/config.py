@@ -174,6 +174,11 @@ def in_cluster(environ: Mapping[str, str] | None = None) -> bool:
     return bool(env.get("ASYNCPS_SCHEDULER") or env.get("DMLC_PS_ROOT_URI"))
 
 
+def environment() -> dict[str, str]:
+    """Return a copy of the environment, for processes that are to be started."""
+    return dict(os.environ)
+
+
 def describe() -> list[tuple[str, object, str, str, tuple[str, ...]]]:
     """Return (name, default, unit, why, environment names) of every setting."""
     return [

@@ -16,8 +16,9 @@ from asyncps.errors import (
     NodeLost,
     OptimizerError,
 )
-from asyncps.roles.client import Client, Plan
-from asyncps.roles.operation import Operation
+from asyncps.roles.client import Client
+from asyncps.roles.operation import Operation, resolve
+from asyncps.roles.plan import Plan
 from asyncps.roles.worker import Worker
 from asyncps.tensor import dtypes
 from asyncps.values import (
@@ -98,7 +99,7 @@ class Handle:
         ended = loop.create_future()
 
         def tell(_: Operation) -> None:
-            loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(None))
+            loop.call_soon_threadsafe(resolve, ended)
 
         self._on_loop(lambda: self._call.op.on_end(tell))
         yield from ended.__await__()
@@ -282,7 +283,7 @@ class Core:
     async def flush(self) -> None:
         """Wait until this worker's pushes are accepted."""
         for op in list(self.client.pushes):
-            await self.worker.wait_end(op)
+            await op.wait_end()
 
     async def barrier(self) -> None:
         """Wait for all workers."""

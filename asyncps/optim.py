@@ -87,7 +87,7 @@ def by_name(name: str) -> type[Optimizer]:
     Raises:
         OptimizerError: There is none; the known ones are listed.
     """
-    kind = REGISTRY.get(name.lower()) if isinstance(name, str) else None
+    kind = REGISTRY.get(str(name).lower())
     if kind is None:
         raise OptimizerError("unknown optimizer", expected=", ".join(sorted(REGISTRY)), got=name)
     return kind

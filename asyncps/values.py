@@ -7,13 +7,14 @@ that gathering does not take the loop's time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from asyncps.errors import ConfigError, DtypeMismatch, KeyExists, ShapeMismatch, TensorError
-from asyncps.roles.client import KeyInfo, KeySpec, Plan, SlabPlan
+from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import to_host
 from asyncps.tensor.pool import Bytes, aligned_bytes
@@ -139,7 +140,7 @@ def check(array: Array, info: KeyInfo) -> Array:
     return array
 
 
-def key_spec(key: Key, array: Array) -> KeySpec:
+def key_spec(key: Key, array: Array) -> Any:
     """Describe a key by its first value.
 
     Raises:
@@ -150,12 +151,12 @@ def key_spec(key: Key, array: Array) -> KeySpec:
     except DtypeMismatch as error:
         error.key = key
         raise
-    return KeySpec(key, name, array.shape, array.dtype.itemsize)
+    return describe(key, name, array.shape, array.dtype.itemsize)
 
 
 def as_bytes(array: Array) -> memoryview:
     """Return the bytes of a contiguous array without a copy (any dtype, ml_dtypes' included)."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 class Outgoing:
@@ -185,7 +186,7 @@ class Outgoing:
             if copy and array is values[index]:
                 mine = aligned_bytes(len(view))
                 mine[:] = view
-                view = memoryview(mine)
+                view = mine.data
             if copy:
                 self.copied_bytes += len(view)
             self.large.append(view)
@@ -266,12 +267,12 @@ class Incoming:
             check(target, info)
             if not target.flags.writeable:
                 raise TensorError("out is read-only", key=info.key)
-        place = targets[0]
+        place: Array = targets[0]
         if not place.flags.c_contiguous:
             place = np.empty(info.shape, info.dtype)
         for target in targets:
             if target is not place:
-                self.finishing.append(lambda to=target, made=place: np.copyto(to, made))
+                self.finishing.append(partial(np.copyto, target, place))
         return place
 
 

@@ -227,9 +227,7 @@ def facts_text(results: Results) -> str:
         )
         if "command" in f:
             peers = "; ".join(f"{k}: {v}" for k, v in f["peers"].items())
-            lines.append(
-                f"  `{f['command']}`, {f['passes']} passes, rounds x {f['scale']}. {peers}"
-            )
+            lines.append(f"  `{f['command']}`; peers: {peers or 'none'}.")
     return "\n".join(dict.fromkeys(lines)) + "\n"
 
 

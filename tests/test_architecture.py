@@ -58,7 +58,11 @@ ROOMS = (
     Room("asyncps.data", 7.0, WIRE),
     Room("asyncps.ticket", 7.0, WIRE),
     Room("asyncps.communicator", 7.1, WIRE),
+    Room("asyncps.values", 7.1, WIRE),
+    Room("asyncps.core", 7.15, WIRE),
+    Room("asyncps.localstore", 7.2, WIRE),
     Room("asyncps.kvstore", 7.2, WIRE),
+    Room("asyncps.embedded", 7.25, frozenset({"asyncps.protocol"})),
     Room("asyncps.cluster", 7.3, frozenset({"asyncps.protocol"})),  # it may choose a Channel
     Room("asyncps.trainer", 7.4, WIRE),
     Room("asyncps.distopt", 7.4, WIRE),

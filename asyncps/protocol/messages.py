@@ -14,8 +14,8 @@ from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
 Key = int | str
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all control messages."""
+class Message(msgspec.Struct, array_like=True):
+    """Base of all control messages. Nobody changes one that was made."""
 
 
 # ---- membership -----------------------------------------------------------------------------

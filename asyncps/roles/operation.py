@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 
 from asyncps.errors import AsyncPSError
 from asyncps.transport.link import Link, Request
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    """Resolve a future that may have been cancelled meanwhile."""
+    if not future.done():
+        future.set_result(None)
 
 
 class Operation:
@@ -75,6 +82,13 @@ class Operation:
             callback(self)
         else:
             self._callbacks.append(callback)
+
+    async def wait_end(self) -> None:
+        """Wait on the loop until the end, well or not."""
+        if not self.ended:
+            waiting = asyncio.get_running_loop().create_future()
+            self.on_end(lambda _: resolve(waiting))
+            await waiting
 
     @property
     def ended(self) -> bool:

@@ -88,7 +88,7 @@ class Runtime:
         try:
             return future.result()
         except KeyboardInterrupt:
-            self.call(lambda: task[0].cancel() and None)
+            self.call(lambda: _cancel(task[0]))
             with contextlib.suppress(BaseException):
                 future.result()
             raise
@@ -144,6 +144,10 @@ class Runtime:
                 raise _Stopped
         except* _Stopped:
             pass
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
 
 
 class _Stopped(Exception):

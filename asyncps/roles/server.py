@@ -247,7 +247,7 @@ class WorkerPort:
             self._error(header, error)
             return None
         self._buffer = self.server.pool.take(header.payload_bytes)
-        return memoryview(self._buffer)
+        return self._buffer.data
 
     def finish(self, header: Header, table: memoryview) -> None:
         """Carry out a frame."""

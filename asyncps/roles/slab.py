@@ -14,9 +14,9 @@ from itertools import accumulate
 import numpy as np
 
 from asyncps.errors import RemoteProtocolError
+from asyncps.roles.unit import Accumulator, Unit, Version
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
-from asyncps.roles.unit import Accumulator, Unit, Version
 
 
 class Slab:

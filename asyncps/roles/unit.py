@@ -84,7 +84,7 @@ class Version:
 
     def __init__(self, buffer: Bytes, clock: int) -> None:
         self.buffer = buffer
-        self.view = memoryview(buffer)
+        self.view = buffer.data
         self.clock = clock
         self.owed = 0  # ranks that may ask for it again, one bit each
 

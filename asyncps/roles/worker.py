@@ -20,9 +20,10 @@ from asyncps.protocol.messages import (
     StoreConfig,
     UnitSpec,
 )
-from asyncps.roles.client import Client, RemoteUnit
+from asyncps.roles.client import Client
 from asyncps.roles.node import LATE_S, Node, Spawn
 from asyncps.roles.operation import Operation
+from asyncps.roles.plan import RemoteUnit
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link, Request
 from asyncps.transport.network import Network
@@ -193,22 +194,13 @@ class Worker:
         Raises:
             AsyncPSError: Why it failed.
         """
-        if not op.ended:
-            ended = asyncio.get_running_loop().create_future()
-            op.on_end(lambda _: ended.done() or ended.set_result(None))
-            try:
-                await ended
-            except asyncio.CancelledError:
-                self.let_go(op)
-                raise
+        try:
+            await op.wait_end()
+        except asyncio.CancelledError:
+            self.let_go(op)
+            raise
         if op.error is not None:
             raise op.error
-
-    async def wait_end(self, op: Operation) -> None:
-        """Wait until an operation has ended, well or not; whoever began it hears of errors."""
-        ended = asyncio.get_running_loop().create_future()
-        op.on_end(lambda _: ended.done() or ended.set_result(None))
-        await ended
 
     def let_go(self, op: Operation) -> None:
         """Forget the caller's memory: copy what is still to be sent, drop what still comes.

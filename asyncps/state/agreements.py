@@ -9,7 +9,6 @@ import msgspec
 
 from asyncps.config import Config
 from asyncps.errors import (
-    AsyncPSError,
     ClusterError,
     ConfigError,
     Disagreement,
@@ -28,7 +27,6 @@ SHOWN_WORDS = 400  # characters of what a worker said that an error repeats
 SHOWN_SAYINGS = 4  # different sayings that an error repeats
 
 StoreRequest = m.OpenStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier | m.SetOptimizer
-STORE_REQUESTS = (m.OpenStore, m.Declare, m.Await, m.Lookup, m.Ready, m.Barrier, m.SetOptimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +138,7 @@ class _Store:
 
 
 class Stores:
-    """All stores of a job, as the scheduler knows them.
-
-    Args:
-        config: Numbers of workers and servers, sizes of chunks and slabs.
-    """
+    """All stores of a job; `config` tells how many members, and the sizes of chunks and slabs."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -197,8 +191,8 @@ class Stores:
         if task.owing[request] != server:
             raise RemoteProtocolError("a server answered for another one")
         del self._tasks[request], task.owing[request]
-        if isinstance(message, m.ErrorInfo) and task.error is None:
-            task.error = message
+        if isinstance(message, m.ErrorInfo):
+            task.error = task.error or message
         return [] if task.owing else self._finish(task)
 
     def owed(self, server: int) -> list[Order]:
@@ -336,8 +330,8 @@ def _canonical(words: m.SetOptimizer | None) -> bytes:
     """Return bytes that are equal for equal words, NaN included, in any order of the names."""
     try:
         return msgspec.msgpack.encode(words, order="deterministic")
-    except TypeError:
-        raise OptimizerError("names of hyper-parameters must be strings") from None
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise OptimizerError(f"hyper-parameters must be plain data: {error}") from None
 
 
 def _words(value: msgspec.Struct | None) -> str:
@@ -346,10 +340,10 @@ def _words(value: msgspec.Struct | None) -> str:
     return text if len(text) <= SHOWN_WORDS else text[:SHOWN_WORDS] + "..."
 
 
-def _disagreement(sayings: list[list[Call]]) -> AsyncPSError:
+def _disagreement(sayings: list[list[Call]]) -> Disagreement:
     texts = []
     for calls in sayings[:SHOWN_SAYINGS]:
-        ranks = ", ".join(str(call.rank) for call in calls)
-        texts.append(f"worker{'s' if len(calls) > 1 else ''} {ranks[:SHOWN_WORDS]} said "
-                     f"{_words(calls[0].words)}")
+        ranks = ", ".join(str(call.rank) for call in calls)[:SHOWN_WORDS]
+        who = f"workers {ranks}" if len(calls) > 1 else f"worker {ranks}"
+        texts.append(f"{who} said {_words(calls[0].words)}")
     return Disagreement("workers set different optimizers: " + "; ".join(texts))

@@ -181,12 +181,12 @@ class Outbox:
 
     def log(self, level: int, text: str) -> None:
         """Add a line for the log."""
-        self.put(Log(level, text))
+        self._out.append(Log(level, text))
 
     def stop(self, error: AsyncPSError | None) -> None:
         """Add the last instruction of all."""
         self.stopped = True
-        self.put(Stop(error))
+        self._out.append(Stop(error))
 
     def tell(self, node: Node, message: Message, request: int = 0) -> None:
         """Send to a node if it is connected."""
@@ -200,11 +200,7 @@ class Outbox:
 
 
 class Membership:
-    """The member table.
-
-    Args:
-        config: How many workers and servers there are, and the limits of silence.
-    """
+    """The member table; `config` tells how many there are, and the limits of silence."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -290,10 +286,9 @@ class Membership:
             silent_s, limit_s = now - node.heard, self._silence_s[node.role]
             if node.standing is Standing.ALIVE and silent_s > limit_s:
                 found.append((node, f"silent for {silent_s:.1f} s (limit {limit_s:g} s)"))
-            elif (node.standing is Standing.SUSPECT
-                  and now - node.suspect_since >= self._config.reconnect_s):
-                found.append((node, "its connection closed and it did not come back within "
-                                    f"{self._config.reconnect_s:g} s"))
+            limit_s = self._config.reconnect_s
+            if node.standing is Standing.SUSPECT and now - node.suspect_since >= limit_s:
+                found.append((node, f"cut off; it did not come back within {limit_s:g} s"))
         return found
 
     def all_alive(self) -> bool:
@@ -310,9 +305,7 @@ class Membership:
                    for rank in range(total) if (role, rank) not in self._nodes]
         text = f"joined: {_some(joined)}; missing: {_some(missing)}"
         unprepared = [str(node) for node in self.nodes("server") if not node.prepared]
-        if not missing and unprepared:
-            text += f"; not ready: {_some(unprepared)}"
-        return text
+        return text if missing else f"{text}; not ready: {_some(unprepared)}"
 
     def _check(self, join: Join) -> None:
         self.check_place(join.role, 0 if join.rank is None else join.rank)

@@ -17,7 +17,7 @@ from asyncps.errors import (
     RendezvousTimeout,
 )
 from asyncps.protocol import messages as m
-from asyncps.state.agreements import STORE_REQUESTS, Action, Order, Stores
+from asyncps.state.agreements import Action, Order, StoreRequest, Stores
 from asyncps.state.membership import (
     Close,
     Instruction,
@@ -47,14 +47,10 @@ class _Link:
 
 
 class SchedulerState:
-    """The scheduler of one job.
+    """The scheduler of one job; `now` is in seconds, always from the same clock.
 
     A link is the number of one proven connection; the role that owns the connections tells their
     events and carries out the instructions that every event returns, in their order.
-
-    Args:
-        config: The job's settings.
-        now: The time in seconds, from the clock of all later events.
     """
 
     def __init__(self, config: Config, now: float) -> None:
@@ -62,6 +58,7 @@ class SchedulerState:
         self._host = f"scheduler {config.scheduler}"
         self._started = self._last_tick = self._now = now
         self._links: dict[int, _Link] = {}
+        self._max_links = 2 * (config.num_workers + config.num_servers) + SPARE_LINKS
         self._membership = Membership(config)
         self._stores = Stores(config)
         self._preparing = False  # the servers have been told the member table
@@ -72,18 +69,15 @@ class SchedulerState:
         self._said_ranks = False
         self._outbox = Outbox()
 
-    # ---- events -----------------------------------------------------------------------------
-
     def opened(self, link: int, role: str, now: float) -> list[Instruction]:
         """A connection was proven to be of this job and role."""
         if self._outbox.stopped:
             return []
         if link in self._links:
             raise ValueError(f"link {link} is open already")
-        places = self._config.num_workers + self._config.num_servers
         if role not in ("worker", "server", "launcher"):
             return [Close(link, "this role does not speak to the scheduler")]
-        if len(self._links) >= 2 * places + SPARE_LINKS:
+        if len(self._links) >= self._max_links:
             return [Close(link, "too many connections")]
         self._links[link] = _Link(link, role, now)
         return []
@@ -147,20 +141,16 @@ class SchedulerState:
                     + self._membership.describe_absence()))
         return self._settle()
 
-    # ---- messages ---------------------------------------------------------------------------
-
     def _dispatch(self, peer: _Link, request: int, acked: int, message: m.Message) -> None:
         node = peer.node
-        if peer.role == "launcher":
-            if not isinstance(message, m.Died):
-                raise _out_of_place(peer.role, message)
+        if peer.role == "launcher" and isinstance(message, m.Died):
             self._membership.check_place(message.role, message.rank)
             self._outbox.put(Send(peer.number, request, m.Done()))
             self._die(message)
-        elif node is None:
-            if not isinstance(message, m.Join) or message.role != peer.role:
-                raise _out_of_place(peer.role, message)
+        elif node is None and isinstance(message, m.Join) and message.role == peer.role:
             self._join(peer, request, acked, message)
+        elif node is None:
+            raise _out_of_place(peer.role, message)
         elif not isinstance(message, m.Done | m.ErrorInfo | m.Prepared):
             self._request(node, request, acked, message)
         elif node.role != "server":
@@ -181,8 +171,7 @@ class SchedulerState:
                                       expected=f"at least {max(acked, 1)}", got=request)
         node.answers.acknowledge(acked)
         if not node.answers.begin(request):
-            answer = node.answers.kept(request)
-            if answer is not None:
+            if (answer := node.answers.kept(request)) is not None:
                 self._outbox.tell(node, answer, request)
         elif isinstance(message, m.Leave):
             self._leave(node, request)
@@ -190,16 +179,14 @@ class SchedulerState:
             raise ClosedError(f"{node} has left", rank=node.rank)
         elif self._failure is not None:
             self._outbox.answer(node, request, self._wire(self._failure))
-        elif (not isinstance(message, STORE_REQUESTS) or node.role != "worker"
-              or not self._running):
-            raise _out_of_place(node.role, message)
-        else:
+        elif self._running and node.role == "worker" and isinstance(message, StoreRequest):
             self._carry_out(self._stores.handle(node.rank, request, message))
+        else:
+            raise _out_of_place(node.role, message)
 
     def _join(self, peer: _Link, request: int, acked: int, join: m.Join) -> None:
         if self._failure is not None and not join.incarnation:
-            self._outbox.put(Send(peer.number, request, self._wire(self._failure)))
-            self._close(peer.number, "the job has failed")
+            self._refuse(peer, request, self._failure)
             return
         node, old_link = self._membership.join(peer.number, join, self._now, settled=self._running)
         peer.node = node
@@ -208,11 +195,11 @@ class SchedulerState:
         if join.rank is None and not self._said_ranks:
             self._said_ranks = True
             self._outbox.log(logging.INFO, "no ranks were given: they go by order of joining")
-        again = "joined again" if join.incarnation else "joined"
-        self._outbox.log(logging.INFO, f"{node} {again} (incarnation {node.member.incarnation})")
-        joined = m.Joined(node.rank, node.member.incarnation, self._config.num_workers,
-                          self._config.num_servers)
-        self._outbox.tell(node, joined, request)
+        again = " again" if join.incarnation else ""
+        self._outbox.log(logging.INFO, f"{node} joined{again} (incarnation "
+                                       f"{node.member.incarnation})")
+        total = self._config.num_workers, self._config.num_servers
+        self._outbox.tell(node, m.Joined(node.rank, node.member.incarnation, *total), request)
         if join.incarnation:
             node.answers.acknowledge(acked)
             self._tell_again(node)
@@ -259,11 +246,10 @@ class SchedulerState:
             if self._failure is None:
                 self._abandon(LOST_BY_ROLE[died.role](
                     f"{died.role} {died.rank} ended before it joined: {reason}", rank=died.rank))
+        elif self._shutdown is not None:
+            node.standing = Standing.LEFT
         elif node.standing in (Standing.ALIVE, Standing.SUSPECT):
-            if self._shutdown is None:
-                self._lose(node, reason)
-            else:
-                node.standing = Standing.LEFT
+            self._lose(node, reason)
 
     def _settle(self) -> list[Instruction]:
         """Do what is due now that an event has been taken in."""
@@ -327,26 +313,22 @@ class SchedulerState:
         self._outbox.stop(error)
 
     def _refuse(self, peer: _Link, request: int, error: AsyncPSError) -> None:
-        info, node = self._wire(error), peer.node
+        node = peer.node
         if node is not None and node.answers.is_pending(request):
-            self._outbox.answer(node, request, info)
+            self._outbox.answer(node, request, self._wire(error))
         elif request > 0:
-            self._outbox.put(Send(peer.number, request, info))
-        refused_join = node is None and peer.role != "launcher"
-        if refused_join or isinstance(error, RemoteProtocolError):
+            self._outbox.put(Send(peer.number, request, self._wire(error)))
+        if isinstance(error, RemoteProtocolError) or (node is None and peer.role != "launcher"):
             self._outbox.log(logging.WARNING, f"{node or peer.role} is refused: {error}")
             self._close(peer.number, str(error))
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Order):
-                server = self._membership.get("server", action.server)
-                if server is not None:
+                if server := self._membership.get("server", action.server):
                     self._outbox.tell(server, action.message, action.request)
-            else:
-                worker = self._membership.get("worker", action.rank)
-                if worker is not None:
-                    self._outbox.answer(worker, action.request, action.message)
+            elif worker := self._membership.get("worker", action.rank):
+                self._outbox.answer(worker, action.request, action.message)
 
     def _close(self, link: int, reason: str) -> None:
         self._detach(link)

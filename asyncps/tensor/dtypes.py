@@ -82,9 +82,10 @@ def bfloat16() -> np.dtype[Any]:
         ConfigError: ml_dtypes is not installed (extra `bf16`).
     """
     try:
-        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+        found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError:
         raise ConfigError("bfloat16 needs ml_dtypes: pip install 'asyncps[bf16]'") from None
+    return found
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

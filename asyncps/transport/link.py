@@ -235,7 +235,7 @@ class Link:
                 finally:
                     if connection is not None and not connection.ready:
                         connection.abort()
-                await asyncio.sleep(random.uniform(0, pause))
+                await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, no secret
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
         finally:
             self._trying = False

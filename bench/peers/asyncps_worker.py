@@ -85,7 +85,7 @@ class Case:
 
     def emit(self, times: list[float], use: dict[str, float], **extra: Any) -> None:
         """One record."""
-        label = "asyncps-" + getattr(asyncps, "__version__", "")
+        label = "-".join(filter(None, ["asyncps", getattr(asyncps, "__version__", "")]))
         extra.update(BUILD, rank=self.rank)
         common.emit(label, OP, self.name, WORKERS, SERVERS, times, use, **extra)
 

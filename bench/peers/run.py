@@ -257,6 +257,14 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     return o
 
 
+def _command(o: argparse.Namespace) -> str:
+    """How to run this again; without --out, which names a place on one machine."""
+    words = ["bench/peers/run.py", "--full" if o.full else "--quick"]
+    words += ["--systems", ",".join(o.systems), "--topologies", ",".join(o.topologies)]
+    words += ["--cases", ",".join(c for g in o.groups for c in g)]
+    return " ".join([*words, "--passes", str(o.passes), "--scale", f"{o.scale:g}"])
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run everything; 1 when any cell failed."""
     o = options(argv)
@@ -271,7 +279,7 @@ def main(argv: list[str] | None = None) -> int:
     results = o.out / "results.jsonl"
     head = facts.facts()
     head.update(
-        command=" ".join(["bench/peers/run.py", *(sys.argv[1:] if argv is None else argv)]),
+        command=_command(o),
         passes=o.passes,
         scale=o.scale,
         peers=peer_versions(systems),

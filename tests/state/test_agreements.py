@@ -272,6 +272,7 @@ def test_error_of_one_server_goes_to_all_workers_once_all_servers_have_answered(
 
 @pytest.mark.parametrize(("name", "hyper", "error"), [
     ("", {}, ConfigError), ("x" * 1025, {}, ConfigError), ("sgd", {"a": {1: 2}}, OptimizerError),
+    ("sgd", {"a": 1 << 70}, OptimizerError), ("sgd", {"a": object()}, OptimizerError),
 ])
 def test_impossible_optimizer_is_refused(name: str, hyper: Any, error: type[Exception]) -> None:
     with pytest.raises(error):

@@ -496,7 +496,7 @@ def test_node_whose_link_closed_is_lost_after_reconnect_s() -> None:
     for link in (job.w[0], job.s[0]):
         (lost,) = lost_messages(job, link)
         assert (lost.role, lost.rank, lost.host) == ("worker", 1, "hworker")
-        assert "did not come back" in lost.reason
+        assert "did not come back within 2 s" in lost.reason
     assert job.stops == []
 
 

@@ -1,0 +1,97 @@
+"""Where the keys of a call live: remote units, keys, and the plan of one set of keys."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from asyncps.protocol.messages import Key, KeySpec, Piece, StoreConfig
+from asyncps.roles.operation import Operation
+from asyncps.state.requests import Step, UnitTrack
+from asyncps.tensor import dtypes
+from asyncps.transport.link import Link, Request
+
+__all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "describe"]
+
+
+def describe(key: Key, dtype: str, shape: tuple[int, ...], itemsize: int) -> KeySpec:
+    """Return a key as it is declared."""
+    return KeySpec(key, dtype, shape, itemsize)
+
+
+def agreement(type: str, order: str, reduce: str) -> StoreConfig:
+    """Return what all workers must say alike when they open a store."""
+    return StoreConfig(type, order, reduce)
+
+
+class RemoteUnit:
+    """A unit of a server as a worker sees it."""
+
+    __slots__ = ("held", "link", "number", "row_keys", "sizes", "slab", "tail", "track")
+
+    def __init__(self, link: Link, number: int, slab: bool) -> None:
+        self.link = link
+        self.number = number
+        self.slab = slab
+        self.sizes: list[int] = []
+        self.row_keys: list[Key] = []
+        self.track = UnitTrack(0 if slab else 1)
+        # Pushes beyond the clock window step aside here and block no other unit.
+        self.held: deque[tuple[Step, Callable[[], None], Operation]] = deque()
+        self.tail: Request | None = None
+
+    def priority(self, wanted: int) -> int:
+        """Never overtake a request of the same unit that still waits in the queue."""
+        tail = self.tail
+        if tail is not None and not tail.sent and tail.priority < wanted:
+            return tail.priority
+        return wanted
+
+
+class KeyInfo:
+    """A key as this worker knows it."""
+
+    __slots__ = ("dtype", "key", "nbytes", "pieces", "shape", "spec")
+
+    def __init__(self, spec: KeySpec, pieces: list[tuple[RemoteUnit, Piece]]) -> None:
+        self.spec = spec
+        self.key = spec.key
+        self.shape = tuple(spec.shape)
+        self.dtype = dtypes.numpy_dtype(spec.dtype)
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * spec.itemsize
+        self.pieces = pieces
+
+
+class SlabPlan:
+    """The keys of one call that live in one slab, in the slab's order."""
+
+    __slots__ = ("dtype", "indices", "rows", "shapes", "size", "unit")
+
+    def __init__(self, unit: RemoteUnit, members: list[tuple[int, int, KeyInfo]]) -> None:
+        members.sort(key=lambda member: member[0])
+        self.unit = unit
+        self.rows = [row for row, _, _ in members]
+        self.indices = [index for _, index, _ in members]
+        self.shapes = [info.shape for _, _, info in members]
+        self.dtype = members[0][2].dtype
+        self.size = sum(info.nbytes for _, _, info in members)
+
+
+class Plan:
+    """Where the keys of one call live: chunks by key, and slabs."""
+
+    __slots__ = ("infos", "large", "slabs")
+
+    def __init__(self, infos: Sequence[KeyInfo]) -> None:
+        self.infos = infos
+        self.large: list[tuple[int, KeyInfo]] = []
+        slabs: dict[RemoteUnit, list[tuple[int, int, KeyInfo]]] = {}
+        for index, info in enumerate(infos):
+            if info.pieces and info.pieces[0][0].slab:
+                unit, piece = info.pieces[0]
+                slabs.setdefault(unit, []).append((piece.row, index, info))
+            elif info.pieces:
+                self.large.append((index, info))
+        self.slabs = [SlabPlan(unit, members) for unit, members in slabs.items()]

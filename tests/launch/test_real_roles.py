@@ -1,0 +1,47 @@
+"""The launcher with the real scheduler and servers, as a user starts it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ProcessGroup, assert_gone
+
+pytestmark = [pytest.mark.launch, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+TRAIN = """
+import os, sys
+import numpy as np
+import asyncps
+store = asyncps.create("dist_sync")
+store.init("w", np.zeros(4, "f4"))
+for step in range(3):
+    if sys.argv[1] == "die" and store.rank == 1 and step == 2:
+        os.kill(os.getpid(), 9)
+    total = store.pushpull("w", np.full(4, store.rank + 1, "f4"))
+print("rank", store.rank, "has", total[0], flush=True)
+"""
+
+
+def test_job_trains_and_everybody_leaves_by_himself(processes: ProcessGroup) -> None:
+    launch = processes.asyncps("launch", "-n", "2", "--", sys.executable, "-c", TRAIN, "live",
+                               cwd=ROOT)
+    for rank in range(2):
+        launch.wait_for_line(rf"\[worker {rank}\] rank {rank} has 3.0", 60.0)
+    assert launch.wait(30.0) == 0
+    assert "still alive" not in launch.output
+
+
+def test_killed_worker_is_named_by_the_survivors_and_ends_the_job(
+    processes: ProcessGroup,
+) -> None:
+    launch = processes.asyncps("launch", "-n", "2", "-s", "1", "--", sys.executable, "-c", TRAIN,
+                               "die", cwd=ROOT)
+    launch.wait_for_line("worker 1 .* was killed by signal 9", 60.0)
+    family = launch.descendants()
+    assert launch.wait(3.0) == 137
+    assert_gone(family, 0.1)
+    assert "[worker 0] asyncps.errors.WorkerLost" in launch.output

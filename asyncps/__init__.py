@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from asyncps import errors, optim
 from asyncps.cluster import LocalCluster, connect, create
 from asyncps.config import Config
 from asyncps.core import Handle
 from asyncps.data import SplitSampler
 from asyncps.kvstore import AsyncKVStore, KVStore
+from asyncps.later import LATER_NAMES
 from asyncps.localstore import LocalStore
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Say of a documented name that it is not there yet, of another that it does not exist."""
+    if name in LATER_NAMES:
+        raise AttributeError(f"asyncps.{name} is not there yet; see CHANGELOG.md for what is")
+    raise AttributeError(f"module 'asyncps' has no attribute {name!r}")
+
 
 __all__ = [
     "AsyncKVStore",

@@ -12,11 +12,12 @@ from typing import Any, Self
 
 from asyncps import optim
 from asyncps.core import Call, Core, Handle
+from asyncps.later import LaterVerbs
 from asyncps.roles.runtime import Runtime
 from asyncps.values import as_keys
 
 
-class KVStore:
+class KVStore(LaterVerbs):
     """A store for programs without an event loop of their own; every verb blocks.
 
     Made by `asyncps.create` or `LocalCluster.run`. May be used from several threads.
@@ -218,7 +219,7 @@ class KVStore:
         return call.result()
 
 
-class AsyncKVStore:
+class AsyncKVStore(LaterVerbs):
     """The same store for programs with an event loop; every verb is a coroutine.
 
     Made by `async with asyncps.connect(...)`. See `KVStore` for what the verbs mean.

@@ -16,6 +16,7 @@ from asyncps.errors import (
     TensorError,
     UnknownKey,
 )
+from asyncps.later import LaterVerbs
 from asyncps.tensor import dtypes, updates
 from asyncps.values import Array, Key, as_keys, as_values, host_array, key_spec, merged
 
@@ -50,7 +51,7 @@ class LocalHandle:
         """Nothing went wrong, or the verb would have raised."""
 
 
-class LocalStore:
+class LocalStore(LaterVerbs):
     """A store whose only worker is this process; the verbs mean what they mean in `KVStore`.
 
     Args:

@@ -47,6 +47,9 @@ _POOL_BYTES = 32 << 20
 # Requests of one worker that may wait for rounds; each is a few hundred bytes of ours.
 _MAX_PARKED = 1 << 16
 
+# The scheduler repeats only what is unanswered, which is a few at a time.
+_KEPT_INSTALLS = 1024
+
 _DATA_KINDS = frozenset({Kind.PUSH, Kind.PUSHPULL, Kind.INIT, Kind.ASSIGN})
 
 
@@ -68,6 +71,7 @@ class Server:
         self.ports: dict[int, WorkerPort] = {}
         self.incarnations: dict[int, int] = {}
         self.host = socket.gethostname()
+        self._installed: dict[int, messages.Message] = {}  # answers by the scheduler's number
         self._listening: Listening | None = None
 
     async def start(self) -> None:
@@ -146,11 +150,16 @@ class Server:
             self.node.link.tell(messages.Prepared(), self.node.incarnation)
             return True
         if isinstance(message, Install):
-            answer: messages.Message = messages.Done()
-            try:
-                self.install(message)
-            except AsyncPSError as error:
-                answer = messages.error_to_wire(error, self.host)
+            answer = self._installed.get(request)
+            if answer is None:  # after a cut the scheduler may tell it again
+                answer = messages.Done()
+                try:
+                    self.install(message)
+                except AsyncPSError as error:
+                    answer = messages.error_to_wire(error, self.host)
+                self._installed[request] = answer
+                while len(self._installed) > _KEPT_INSTALLS:
+                    del self._installed[next(iter(self._installed))]
             self.node.link.tell(answer, self.node.incarnation, request)
             return True
         return False

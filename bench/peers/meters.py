@@ -8,11 +8,11 @@ import time
 
 
 def cpu_s(pid):
-    """User and system CPU seconds of a process, all its threads, in nanosecond resolution."""
+    """User and system CPU seconds of a process, all its threads; None when it is gone."""
     try:
         return time.clock_gettime(((~pid) << 3) | 2)  # the CPU-time clock id of that process
     except OSError:
-        return 0.0
+        return None
 
 
 def status_mib(pid, field):
@@ -81,15 +81,18 @@ class Meter:
         busy, stolen = machine_s()
         out["machine_busy_s"] = busy - self._machine[0]
         out["machine_steal_s"] = stolen - self._machine[1]
-        used, peak = 0.0, 0.0
+        used = 0.0
         for role, pids in self.roles.items():
-            role_s = sum(cpu_s(pid) - self._cpu[pid] for pid in pids)
-            used += role_s
-            peak = max([status_mib(pid, "VmHWM") for pid in pids] or [0.0])
+            out["peak_rss_MB_" + role] = max([status_mib(pid, "VmHWM") for pid in pids] or [0.0])
+            now = [(cpu_s(pid), self._cpu[pid]) for pid in pids]
+            if any(None in pair for pair in now):
+                used = None  # a process has gone, and its seconds with it: no figure
+                continue
+            role_s = sum(after - before for after, before in now)
+            used = None if used is None else used + role_s
             out["cpu_s_" + role] = role_s
-            out["peak_rss_MB_" + role] = peak
             if moved_gb:
                 out["cpu_s_per_GB_" + role] = role_s / moved_gb
-        if moved_gb:
+        if moved_gb and used is not None:
             out["cpu_s_per_GB"] = used / moved_gb
         return out

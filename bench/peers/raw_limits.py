@@ -120,6 +120,7 @@ def serve_one(sock: socket.socket, plan: list, shape: tuple, server: int, worker
                 sock.sendall(out)
         if not np.array_equal(buf, want):
             raise values.WrongValueError(f"{op} {case}: server {server} from worker {worker}")
+    sock.recv(1)  # stay, for the meter, until the worker goes
 
 
 def checked(fn, failed: list) -> None:
@@ -193,6 +194,7 @@ def work(ports: list, plan: list, shape: tuple, rank: int, barrier, pids) -> Non
             if not good:
                 raise values.WrongValueError(f"{op} {case}: worker {rank} from server {s}")
         common.emit("raw", op, case, workers, servers, times, use, moved=moved, rank=rank)
+    barrier.wait()
 
 
 def tcp(plan: list, workers: int, servers: int, timeout_s: float) -> int:

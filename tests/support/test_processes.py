@@ -70,12 +70,12 @@ def test_killed_process_has_the_exit_code_of_its_signal(processes: ProcessGroup)
 
 
 def test_interrupt_reaches_the_whole_group(processes: ProcessGroup) -> None:
-    process = processes.start("sh", "-c", "sleep 60 & echo child $!; wait")
+    process = processes.python("-c", PARENT.replace(", start_new_session=True", ""))
     child = int(process.wait_for_line(r"child (\d+)")[1])
-    # A shell's background job ignores SIGINT, the shell itself does not.
     process.interrupt_group()
-    assert_gone([process.pid], within_s=5)
-    assert is_alive(child)
+    assert process.wait() == -signal.SIGINT
+    assert "KeyboardInterrupt" in process.output
+    assert_gone([child], within_s=5)
 
 
 def test_frozen_process_is_stopped_and_goes_on_when_thawed(processes: ProcessGroup) -> None:

@@ -1,0 +1,42 @@
+"""Documented words that this version does not have yet: each says so, none pretends."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from asyncps.errors import NotYetError
+
+# Public names of the design whose issue has not come.
+LATER_NAMES = frozenset({
+    "Communicator", "DistOpt", "JobTicket", "RowSparse", "Trainer", "data_partition", "initializer",
+    "split_and_load", "torch",
+})
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise the error of a documented word that is not there yet."""
+    raise NotYetError(f"{what} is not there yet; see CHANGELOG.md for what is")
+
+
+class LaterVerbs:
+    """The verbs of a store that are not there yet."""
+
+    def row_sparse_pull(self, *_: Any, **__: Any) -> NoReturn:
+        """Not there yet."""
+        refuse("row_sparse_pull")
+
+    def set_gradient_compression(self, *_: Any, **__: Any) -> NoReturn:
+        """Not there yet."""
+        refuse("set_gradient_compression")
+
+    def join(self, *_: Any, **__: Any) -> NoReturn:
+        """Not there yet."""
+        refuse("join")
+
+    def save(self, *_: Any, **__: Any) -> NoReturn:
+        """Not there yet."""
+        refuse("save")
+
+    def load(self, *_: Any, **__: Any) -> NoReturn:
+        """Not there yet."""
+        refuse("load")

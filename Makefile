@@ -42,7 +42,6 @@ test-core: $(VENV)/.installed-test
 
 lint: $(VENV)/.installed-dev
 	$(VENV_PYTHON) -m ruff check .
-	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
 
 bench: $(VENV)/.installed-bench

@@ -327,10 +327,10 @@ class Core:
 
     # ---- inside ----
 
-    @staticmethod
-    def _outgoing(plan: Plan, keys: Any, values: Any, *, copy: bool) -> Outgoing:
+    def _outgoing(self, plan: Plan, keys: Any, values: Any, *, copy: bool) -> Outgoing:
         names, listed = as_keys(keys)
-        return Outgoing(plan, as_values(names, values, listed), copy=copy)
+        pool = self.client.pool
+        return Outgoing(plan, as_values(names, values, listed), copy=copy, pool=pool)
 
     @staticmethod
     def _incoming(plan: Plan, keys: Any, out: Any) -> Incoming:
@@ -344,6 +344,9 @@ class Core:
         nothing: Sequence[Any] = [None] * max(len(plan.large), len(plan.slabs))
         if incoming is not None:
             op.finishing.extend(incoming.finishing)
+
+        if outgoing is not None:
+            op.on_success(outgoing.release)
 
         def work() -> None:
             self.client.send(

@@ -17,7 +17,7 @@ from asyncps.errors import ConfigError, DtypeMismatch, KeyExists, ShapeMismatch,
 from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import to_host
-from asyncps.tensor.pool import Bytes, aligned_bytes
+from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps_ext import wire
 
 Array = npt.NDArray[Any]
@@ -166,6 +166,7 @@ class Outgoing:
         plan: Where the keys live.
         values: One value a key.
         copy: Copy large values; small ones are gathered, which is a copy anyhow.
+        pool: Where copies live until `release`.
 
     Attributes:
         large: Bytes of the large values.
@@ -173,9 +174,13 @@ class Outgoing:
         copied_bytes: What the copies take.
     """
 
-    __slots__ = ("copied_bytes", "large", "slabs")
+    __slots__ = ("_buffers", "_pool", "copied_bytes", "large", "slabs")
 
-    def __init__(self, plan: Plan, values: Sequence[object], *, copy: bool) -> None:
+    def __init__(
+        self, plan: Plan, values: Sequence[object], *, copy: bool, pool: SharedPool
+    ) -> None:
+        self._pool = pool
+        self._buffers: list[Bytes] = []
         self.copied_bytes = 0
         self.slabs: list[Bytes | None] = [self._gather(slab, plan, values) for slab in plan.slabs]
         self.large: list[memoryview | None] = []
@@ -184,15 +189,15 @@ class Outgoing:
         for array, (index, _) in zip(arrays, plan.large, strict=True):
             view = as_bytes(array)
             if copy and array is values[index]:
-                mine = aligned_bytes(len(view))
-                mine[:] = view
+                mine = self._take(len(view))
+                np.copyto(mine, view)
                 view = mine.data
             if copy:
                 self.copied_bytes += len(view)
             self.large.append(view)
 
     def _gather(self, slab: SlabPlan, plan: Plan, values: Sequence[object]) -> Bytes:
-        buffer = aligned_bytes(slab.size)
+        buffer = self._take(slab.size)
         chosen = [values[index] for index in slab.indices]
         if gather_rows(chosen, slab.dtype, slab.shapes, buffer) >= 0:
             chosen = [
@@ -203,6 +208,17 @@ class Outgoing:
                 raise TensorError("a value that cannot be sent",
                                   key=plan.infos[slab.indices[bad]].key)
         self.copied_bytes += slab.size
+        return buffer
+
+    def release(self) -> None:
+        """Give the copies back; the servers have accepted what was made of them."""
+        for buffer in self._buffers:
+            self._pool.give(buffer)
+        self._buffers.clear()
+
+    def _take(self, size: int) -> Bytes:
+        buffer = self._pool.take(size)
+        self._buffers.append(buffer)
         return buffer
 
     @staticmethod

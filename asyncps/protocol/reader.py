@@ -97,7 +97,7 @@ class FrameReader:
         if self._target is None:
             return False
         self._skip = len(self._target) - self._filled
-        self._target = None
+        self._target = self._header = None
         return True
 
     @property

@@ -21,7 +21,7 @@ from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreCo
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit
 from asyncps.state.requests import Step
-from asyncps.tensor.pool import Bytes
+from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps.transport.link import Link, Request
 from asyncps_ext import wire
 
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 pack_header: Callable[..., bytes] = wire.pack_header
 
+
+# Copies of pushed values and gathered rows that are kept for the next round.
+_POOL_BYTES = 256 << 20
 
 _KINDS = {
     "push": Kind.PUSH, "pull": Kind.PULL, "pushpull": Kind.PUSHPULL, "assign": Kind.ASSIGN,
@@ -59,6 +62,7 @@ class Client:
         self.optimizer: str | None = None
         self.hyper: dict[str, Any] = {}
         self.hyper_version = 0
+        self.pool = SharedPool(_POOL_BYTES)
         self.pushes: set[Operation] = set()  # not accepted yet
         self.closed = False
         self._now = now
@@ -276,11 +280,11 @@ class Client:
             parts.append(value)
         place, buffer = out, None
         if wants and kind != Kind.WAIT and place is None:
-            buffer = np.empty(size, np.uint8)
+            buffer = self.pool.take(size)
             place = buffer.data
 
         def answered(
-            _request: Request, header: Header | None, _message: AnyMessage | None,
+            request: Request, header: Header | None, _message: AnyMessage | None,
             error: AsyncPSError | None,
         ) -> None:
             if wants:
@@ -288,12 +292,16 @@ class Client:
                     track.answered(number)
                 else:
                     track.failed(number)
-            if error is None and buffer is not None and arrived is not None:
-                arrived(buffer)
+            if request.expired:
+                return
+            if buffer is not None and error is None and request.place is not None:
+                if arrived is not None:
+                    arrived(buffer)
+                self.pool.give(buffer)
             op.part_done(error)
 
         request = Request(
-            number, priority, parts, len(header) + len(table) + payload, answered, place, unit
+            number, priority, parts, len(header) + len(table) + payload, answered, place, unit, op
         )
         request.since = op.since
         if wants:
@@ -316,13 +324,14 @@ class Client:
         )
 
         def answered(
-            _request: Request, _header: Header | None, _message: AnyMessage | None,
+            request: Request, _header: Header | None, _message: AnyMessage | None,
             error: AsyncPSError | None,
         ) -> None:
-            op.part_done(error)
+            if not request.expired:
+                op.part_done(error)
 
         size = len(header) + len(table) + len(value)
-        request = Request(number, 1 << 20, [header, table, value], size, answered, None, unit)
+        request = Request(number, 1 << 20, [header, table, value], size, answered, None, unit, op)
         request.since = op.since
         op.requests.append((link, request))
         link.request(request)

@@ -23,6 +23,7 @@ class Operation:
 
     Attributes:
         verb: What the user called, for messages.
+        ended: Whether it has ended.
         error: Why it failed, once ended.
         requests: Its requests that may still be unanswered, with their links.
         lent: The payloads are the caller's memory until the end.
@@ -30,8 +31,8 @@ class Operation:
     """
 
     __slots__ = (
-        "_callbacks", "_ended", "_remaining", "error", "finishing", "lent", "requests", "since",
-        "verb",
+        "_callbacks", "_lock", "_remaining", "ended", "error", "finishing", "lent", "requests",
+        "since", "verb",
     )
 
     def __init__(self, verb: str, *, lent: bool) -> None:
@@ -43,8 +44,9 @@ class Operation:
         self.finishing: list[Callable[[], None]] = []
         self._remaining = 1  # held by whoever still adds requests
         self._callbacks: list[Callable[[Operation], None]] = []
-        self._ended = threading.Lock()
-        self._ended.acquire()
+        self.ended = False
+        self._lock = threading.Lock()  # held until the end
+        self._lock.acquire()
 
     def add(self) -> None:
         """One more part must end."""
@@ -62,7 +64,8 @@ class Operation:
             for finish in self.finishing:
                 finish()
         self.finishing.clear()
-        self._ended.release()
+        self.ended = True
+        self._lock.release()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
@@ -71,6 +74,10 @@ class Operation:
         """Keep an error; the operation ends when its parts have."""
         if self.error is None:
             self.error = error
+
+    def on_success(self, callback: Callable[[], None]) -> None:
+        """Call back at the end if nothing failed, for memory that is free only then."""
+        self.finishing.append(callback)
 
     def finally_(self, callback: Callable[[], None]) -> None:
         """Call back at the end, before it begins; the caller's thread owns it until then."""
@@ -90,14 +97,11 @@ class Operation:
             self.on_end(lambda _: resolve(waiting))
             await waiting
 
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended."""
-        return not self._ended.locked()
-
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block this thread until the end; False when that did not come in time."""
-        if not self._ended.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+        if self.ended:
+            return True
+        if not self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
             return False
-        self._ended.release()
+        self._lock.release()
         return True

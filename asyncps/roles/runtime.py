@@ -53,11 +53,11 @@ class Runtime:
 
     def call(self, work: Callable[[], None]) -> None:
         """Have the loop call something soon. Any thread; the caller does not wait."""
+        if self._closed or self.forked or self._loop is None:
+            raise self._gone()
         self._calls.append(work)
         if not self._awake:
             self._awake = True
-            if self._loop is None or self._closed:
-                raise self._gone()
             self._loop.call_soon_threadsafe(self._drain)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -132,6 +132,8 @@ class Runtime:
                 started.set_exception(error)
                 return
             raise
+        finally:
+            self._drain()  # calls that came too late find everything closed, and say so
 
     async def _main(self, started: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -73,8 +73,7 @@ class Worker:
             client.closed = True
         error = ClosedError("the store is closed")
         for link in self.links:
-            link.close()
-            link.fail(error)
+            link.kill(error)
         await self.node.leave()
 
     def sockets(self) -> list[Any]:
@@ -207,24 +206,7 @@ class Worker:
 
         What was pushed stays counted; only the answers find nobody.
         """
-        cut: set[Link] = set()
-        for link, request in op.requests:
-            if request.number not in link.unanswered:
-                continue
-            connection = link.connection
-            reader = connection.reader if connection is not None else None
-            if reader is not None and reader.current is not None and (
-                reader.current.request == request.number
-            ):
-                reader.abandon_payload()
-                del link.unanswered[request.number]
-                request.answered(request, reader.current, None, None)
-                continue
-            request.place = None
-            if op.lent:
-                request.parts = [bytes(part) for part in request.parts]
-                if request.sent and connection is not None and connection.pending_bytes:
-                    cut.add(link)
+        cut = {link for link, request in op.requests if _take_back(link, request, op.lent)}
         for link in cut:
             # The loop may still hold views of that memory: send again from the copies.
             link.abort(LocalProtocolError("a caller took its memory back"))
@@ -260,8 +242,7 @@ class Worker:
 
     def _failed(self, error: AsyncPSError) -> None:
         for link in self.links:
-            link.close()
-            link.fail(error)
+            link.kill(error)
 
     async def _sweep(self) -> None:
         """Watch the deadlines of everything that is unanswered."""
@@ -285,7 +266,7 @@ class Worker:
     async def _overdue(
         self, link: Link, request: Request, now: float, warned: dict[Link, float]
     ) -> None:
-        if request.unit is None or request.number not in link.unanswered:
+        if request.unit is None or request.expired or request.number not in link.unanswered:
             return  # a question with a deadline of its own
         config, age = self.config, now - request.since
         unit = request.unit
@@ -316,8 +297,11 @@ class Worker:
                 f"{link.name} did not answer within {config.answer_s:g} s "
                 f"(clock {header['clock']})", key=key,
             )
-        if link.unanswered.pop(request.number, None) is not None:
-            request.answered(request, None, None, error)
+        # The clocks have moved on: the request stays, its caller goes.
+        request.expired = True
+        if _take_back(link, request, request.owner.lent):
+            link.abort(LocalProtocolError("a caller took its memory back"))
+        request.owner.part_done(error)
 
     async def _who(self, link: Link, request: Request) -> list[int] | str:
         header = _header_of(request)
@@ -327,6 +311,26 @@ class Worker:
         except AsyncPSError as error:
             return str(error)
         return answer.ranks if isinstance(answer, messages.MissingRanks) else []
+
+
+def _take_back(link: Link, request: Request, lent: bool) -> bool:
+    """Let go of the caller's memory in one request; tell whether the connection must be cut."""
+    if request.number not in link.unanswered:
+        return False
+    connection = link.connection
+    reader = connection.reader if connection is not None else None
+    arriving = reader.current if reader is not None else None
+    if reader is not None and arriving is not None and arriving.request == request.number:
+        reader.abandon_payload()
+        request.place = None
+        del link.unanswered[request.number]
+        request.answered(request, arriving, None, None)
+        return False
+    request.place = None
+    if not lent:
+        return False
+    request.parts = [bytes(part) for part in request.parts]
+    return bool(request.sent and connection is not None and connection.pending_bytes)
 
 
 def _header_of(request: Request) -> dict[str, int]:

@@ -6,6 +6,7 @@ this was measured on. The last buffer given back is the first to go out, since i
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -62,3 +63,21 @@ class Pool:
                 self.free_bytes -= other
             if not free:
                 del self._free[other]
+
+
+class SharedPool(Pool):
+    """A pool that several threads use."""
+
+    def __init__(self, keep_bytes: int) -> None:
+        super().__init__(keep_bytes)
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> Bytes:
+        """As `Pool.take`."""
+        with self._lock:
+            return super().take(size)
+
+    def give(self, buffer: Bytes) -> None:
+        """As `Pool.give`."""
+        with self._lock:
+            super().give(buffer)

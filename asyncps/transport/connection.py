@@ -90,6 +90,9 @@ class Connection(asyncio.BufferedProtocol):
         name = transport.get_extra_info("peername")
         self.remote = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "memory"
         self._transport.set_write_buffer_limits(HIGH_WATER_BYTES, LOW_WATER_BYTES)
+        if self._closed:  # aborted between accept and here
+            self._transport.abort()
+            return
         assert self._handshake is not None
         if hello := self._handshake.start():
             self._transport.write(hello)
@@ -138,8 +141,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """The loop wants more."""
-        self.writable = self.ready
-        if self.ready and self.on_writable is not None:
+        self.writable = self.ready and not self._closed
+        if self.writable and self.on_writable is not None:
             self.on_writable()
 
     # ---- our side ----
@@ -151,9 +154,13 @@ class Connection(asyncio.BufferedProtocol):
             parts: Flat, C-contiguous byte views; they stay with the loop until written.
             size: Bytes in all.
         """
-        assert self._transport is not None
+        transport = self._transport
+        assert transport is not None
         self.sent += size
-        self._transport.writelines(parts)
+        transport.writelines(parts)
+        if self.writable and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
+            # writelines of the standard loop does not look at the mark on 3.12.1 and 3.13.0.
+            transport.set_write_buffer_limits(HIGH_WATER_BYTES, LOW_WATER_BYTES)
 
     @property
     def pending_bytes(self) -> int:
@@ -194,6 +201,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Close once everything handed over is written."""
         self._closed = True
+        self.writable = False
         if self._transport is not None:
             self._transport.close()
 

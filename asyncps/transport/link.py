@@ -14,10 +14,10 @@ from typing import Any
 
 from asyncps.errors import (
     AsyncPSError,
+    ClosedError,
     ConnectionLost,
     HandshakeError,
     RemoteProtocolError,
-    TransportError,
 )
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Header, Kind
@@ -42,9 +42,12 @@ class Request(Outgoing):
         place: Where the payload of the answer goes; None drops it.
         answered: Called once with (header, message, error) of the answer.
         since: When it was made, loop time.
+        unit: What it speaks of, None for a question.
+        owner: The operation that it is part of.
+        expired: Its caller was told that it took too long; only the clocks still care.
     """
 
-    __slots__ = ("answered", "number", "place", "since", "unit")
+    __slots__ = ("answered", "expired", "number", "owner", "place", "since", "unit")
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Request(Outgoing):
         answered: Callable[[Request, Header | None, AnyMessage | None, AsyncPSError | None], None],
         place: memoryview | None = None,
         unit: Any = None,
+        owner: Any = None,
     ) -> None:
         super().__init__(priority, parts, size)
         self.number = number
@@ -62,6 +66,8 @@ class Request(Outgoing):
         self.answered = answered
         self.since = 0.0
         self.unit = unit
+        self.owner = owner
+        self.expired = False
 
 
 class Link:
@@ -75,6 +81,7 @@ class Link:
         greet: Returns the frame that must be first on every connection (the join), if any.
         on_down: Told each time the connection is gone, with the reason; it decides nothing here.
         on_refused: The other side does not want us: it is of no use to try again.
+        handshake_s: How long one try may take until the other side has proven itself.
 
     Attributes:
         connection: The present connection, once ready.
@@ -92,6 +99,7 @@ class Link:
         greet: Callable[[], bytes | None] = lambda: None,
         on_down: Callable[[AsyncPSError], None] = lambda error: None,
         on_refused: Callable[[AsyncPSError], None] = lambda error: None,
+        handshake_s: float = 5.0,
     ) -> None:
         self.name = name
         self._connect = connect
@@ -100,6 +108,10 @@ class Link:
         self._greet = greet
         self._on_down = on_down
         self._on_refused = on_refused
+        self._handshake_s = handshake_s
+        self._pause = _FIRST_PAUSE_S
+        self._ready_at = 0.0
+        self._refused: AsyncPSError | None = None
         self.connection: Connection | None = None
         self.outbox = Outbox()
         self.unanswered: dict[int, Request] = {}
@@ -165,12 +177,13 @@ class Link:
 
     def fail(self, error: AsyncPSError) -> None:
         """Answer every request with an error, for nobody else will."""
-        for request in list(self.unanswered.values()):
-            del self.unanswered[request.number]
-            request.answered(request, None, None, error)
+        failed = list(self.unanswered.values())
+        self.unanswered.clear()
         self.outbox.detach()
         if self.connection is not None and self.connection.ready:
             self.outbox.attach(self.connection)
+        for request in failed:
+            request.answered(request, None, None, error)
 
     # ---- the connection ----
 
@@ -185,9 +198,16 @@ class Link:
         return self._received_before + (self.connection.received if self.connection else 0)
 
     async def wait_connected(self) -> Connection:
-        """Start, and wait for the first connection."""
+        """Start, and wait for the first connection.
+
+        Raises:
+            HandshakeError: The other side does not want us.
+            ClosedError: The link was closed.
+        """
         self.start()
         while self.connection is None:
+            if self._closing:
+                raise self._refused or ClosedError(f"the link to {self.name} is closed")
             self._up = asyncio.get_running_loop().create_future()
             await self._up
         return self.connection
@@ -208,52 +228,84 @@ class Link:
         if self.connection is not None:
             self.connection.close()
 
+    def kill(self, error: AsyncPSError) -> None:
+        """Close for good at once and answer every request with an error.
+
+        Nothing is read into or written from anybody's memory after this.
+        """
+        self._closing = True
+        if self.connection is not None:
+            self.connection.abort(error)
+        self.fail(error)
+        for waiting in (self._attempt, self._up):
+            _resolve(waiting)
+
     def abort(self, error: AsyncPSError) -> None:
         """Cut the connection; it comes back by itself."""
         if self.connection is not None:
             self.connection.abort(error)
 
     async def _come_back(self) -> None:
-        pause = _FIRST_PAUSE_S
         try:
+            if self._pause > _FIRST_PAUSE_S:
+                await self._rest()
             while not self._closing:
                 loop = asyncio.get_running_loop()
                 self._attempt = loop.create_future()
                 connection: Connection | None = None
                 try:
-                    connection = await self._connect(self)
-                    await self._attempt
-                    return
+                    async with asyncio.timeout(self._handshake_s):
+                        connection = await self._connect(self)
+                        await self._attempt
+                    if self.connection is not None or self._closing:
+                        return  # else it is gone again already
                 except HandshakeError as error:
                     self._closing = True
+                    self._refused = error
                     self._on_refused(error)
-                    if self._up is not None and not self._up.done():
-                        self._up.set_exception(error)
                     return
-                except (TransportError, AsyncPSError) as error:
+                except AsyncPSError as error:
                     self._on_down(error)
+                except TimeoutError:
+                    self._on_down(ConnectionLost(
+                        f"{self.name} did not answer within {self._handshake_s:g} s"
+                    ))
                 finally:
-                    if connection is not None and not connection.ready:
+                    if connection is not None and connection is not self.connection:
                         connection.abort()
-                await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, no secret
-                pause = min(pause * 2, _LONGEST_PAUSE_S)
+                await self._rest()
         finally:
             self._trying = False
             self._attempt = None
+            if self._closing:
+                _resolve(self._up)
+
+    async def _rest(self) -> None:
+        pause = min(self._pause, _LONGEST_PAUSE_S)
+        self._pause = pause * 2
+        await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, no secret
 
     def connection_ready(self, connection: Connection) -> Link:
-        """Send the greeting, then everything that is unanswered."""
+        """Send the greeting, then everything that is unanswered: what was sent, in its old order.
+
+        Raises:
+            ClosedError: The link was closed meanwhile.
+        """
+        if self._closing:
+            raise ClosedError(f"the link to {self.name} is closed")
         self.connection = connection
+        self._ready_at = asyncio.get_running_loop().time()
         if greeting := self._greet():
             connection.send([greeting], len(greeting))
         self.outbox.detach()
         for request in self.unanswered.values():
-            request.sent = False
-            self.outbox.post(request)
+            if request.sent:
+                self.outbox.post_again(request)
+            else:
+                self.outbox.post(request)
         self.outbox.attach(connection)
         for waiting in (self._attempt, self._up):
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
+            _resolve(waiting)
         return self
 
     def connection_closed(self, connection: Connection, error: AsyncPSError) -> None:
@@ -264,17 +316,23 @@ class Link:
             self.connection = None
             self.outbox.detach()
             if not self._closing:
+                # One that ended as soon as it was there is no success: go on slowing down.
+                lived_s = asyncio.get_running_loop().time() - self._ready_at
+                self._pause = _FIRST_PAUSE_S if lived_s > _LONGEST_PAUSE_S else self._pause * 2
                 self._on_down(error)
                 self.start()
         elif self._attempt is not None and not self._attempt.done():
             self._attempt.set_exception(
                 error if isinstance(error, HandshakeError) else ConnectionLost(str(error))
             )
+            self._attempt.exception()  # seen, should nobody wait for it any more
 
     # ---- answers ----
 
     def begin(self, header: Header, table: memoryview) -> memoryview | None:
         """Name the place of an answer's payload."""
+        if header.kind != Kind.DATA:
+            raise RemoteProtocolError("a payload where none belongs", got=header.kind)
         request = self.unanswered.get(header.request)
         if request is None:
             return None
@@ -305,9 +363,20 @@ class Link:
             if message is not None:
                 self._on_message(message, header.request)
             return
-        request = self.unanswered.pop(header.request, None)
-        if request is not None:
-            request.answered(request, header, message, error)
+        request = self.unanswered.get(header.request)
+        if request is None:
+            return
+        place = request.place
+        if place is not None and error is None and len(place) != header.payload_bytes:
+            raise RemoteProtocolError("an answer of another size", expected=len(place),
+                                      got=header.payload_bytes)
+        del self.unanswered[header.request]
+        request.answered(request, header, message, error)
+
+
+def _resolve(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
 
 
 def control_frame(message: Message, request: int, incarnation: int, acked: int = 0) -> bytes:

@@ -103,9 +103,12 @@ class MemoryTransport(asyncio.Transport):
         other = self._other
         if self._lost or other is None:
             return
-        if self._queue and other._reading and not other._lost:
+        if other._closing:  # it reads no more: what it did not take is lost, as on a socket
+            self._queue.clear()
+            self._size = 0
+        elif self._queue and other._reading:
             self._deliver(other)
-        if self._closing and (not self._queue or other._lost):
+        if self._closing and not self._queue:
             self._lose()
             other._peer_gone()
         elif self._paused_writing and self._size <= self._low:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from asyncps.transport.connection import Connection
 
+# Above every priority, so that what was on its way goes again in the order in which it went.
+_AGAIN = 1 << 40
+
 
 class Outgoing:
     """One frame on its way.
@@ -15,7 +18,7 @@ class Outgoing:
         priority: Higher goes first.
         parts: Flat byte views: header, table, payload.
         size: Bytes of all parts.
-        sent: It was handed to the loop.
+        sent: It was handed to the loop, at least once.
     """
 
     __slots__ = ("parts", "priority", "sent", "size")
@@ -55,6 +58,10 @@ class Outbox:
         self._heap.clear()
         self.queued_bytes = 0
 
+    def post_again(self, frame: Outgoing) -> None:
+        """Queue a frame that a broken connection may have eaten, before all that is new."""
+        self._push(-_AGAIN, frame)
+
     def post(self, frame: Outgoing) -> None:
         """Send a frame now, or when its turn comes."""
         connection = self._connection
@@ -62,8 +69,11 @@ class Outbox:
             frame.sent = True
             connection.send(frame.parts, frame.size)
             return
+        self._push(-frame.priority, frame)
+
+    def _push(self, turn: int, frame: Outgoing) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (-frame.priority, self._sequence, frame))
+        heapq.heappush(self._heap, (turn, self._sequence, frame))
         self.queued_bytes += frame.size
 
     def pump(self) -> None:

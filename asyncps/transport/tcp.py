@@ -56,13 +56,26 @@ def parse_address(text: str, default_port: int = 0) -> Address:
     elif text.count(":") == 1:
         host, port = text.split(":")
     low, dash, high = port.partition("-")
-    if not host or (port and not low.isdigit()) or (dash and not high.isdigit()):
+    bad_port = (port and not _is_number(low)) or (dash and not _is_number(high))
+    if not host or bad_port or (":" in host and not _is_ipv6(host)):
         raise ConfigError("not an address", expected="host, host:port or host:low-high", got=text)
     first = int(low) if low else default_port
     last = int(high) if dash else first
     if not 0 <= first <= last <= 65535:
         raise ConfigError("not a port", expected="0 to 65535, low before high", got=port)
     return Address(host, first, last)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:
@@ -73,8 +86,8 @@ def is_loopback(host: str) -> bool:
         pass
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise TransportError(f"the name {host} does not resolve: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        raise TransportError(f"the name {host} does not resolve: {_reason(error)}") from None
     return all(ipaddress.ip_address(item[4][0]).is_loopback for item in found)
 
 
@@ -112,13 +125,17 @@ async def connect(
     loop = asyncio.get_running_loop()
     try:
         transport, protocol = await loop.create_connection(factory, address.host, address.port)
-    except OSError as error:
-        raise TransportError(f"cannot reach {address}: {error.strerror or error}") from None
-    sock = transport.get_extra_info("socket")
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if control_timeout_s is not None:
-        set_user_timeout(sock, control_timeout_s)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if control_timeout_s is not None:
+            set_user_timeout(sock, control_timeout_s)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+        raise TransportError(f"cannot reach {address}: {_reason(error)}") from None
     return protocol
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def set_user_timeout(sock: socket.socket, seconds: float) -> None:
@@ -148,24 +165,21 @@ class Listener:
             TransportError: It names address and reason.
         """
         loop = asyncio.get_running_loop()
-        last: OSError | None = None
+        last: Exception | None = None
         for port in range(address.low, address.high + 1):
             try:
                 self._server = await loop.create_server(
                     self._accept, address.host, port, backlog=512
                 )
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
                 last = error
-                if isinstance(error, socket.gaierror) or error.errno not in (
-                    errno.EADDRINUSE, errno.EACCES
-                ):
+                if getattr(error, "errno", None) not in (errno.EADDRINUSE, errno.EACCES):
                     break
                 continue
             self.port = self._server.sockets[0].getsockname()[1]
             return
         assert last is not None
-        reason = last.strerror or str(last)
-        raise TransportError(f"cannot listen on {address}: {reason}") from None
+        raise TransportError(f"cannot listen on {address}: {_reason(last)}") from None
 
     def close(self) -> None:
         """Stop listening; connections that have proven themselves live on."""

@@ -61,12 +61,18 @@ def sgd_model(grad, rounds):
 
 
 def adam_model(grad, rounds):
-    """Weights after `rounds` steps of Adam as MXNet writes it, from zero, in float64."""
+    """Weights after `rounds` steps of Adam as MXNet writes it, from zero, in float64.
+
+    The betas of the moments are rounded to float32 first, as any float32 kernel has them: 1 - beta2
+    moves by 5e-5 of itself with that. The step size is computed by the caller of a kernel.
+    """
     grad = grad.astype(np.float64)
+    beta1, beta2 = float(np.float32(BETA1)), float(np.float32(BETA2))
     out = np.zeros_like(grad)
     for t in range(1, rounds + 1):
-        root = (1 - BETA2**t) ** 0.5
-        out -= LEARNING_RATE * root * grad / (root * grad + EPSILON)
+        step = LEARNING_RATE * (1 - BETA2**t) ** 0.5 / (1 - BETA1**t)
+        root = (1 - beta2**t) ** 0.5
+        out -= step * (1 - beta1**t) * grad / (root * grad + EPSILON)
     return out
 
 

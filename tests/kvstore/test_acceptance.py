@@ -1,0 +1,86 @@
+"""ACCEPTANCE section 1 on every transport, and on real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncps.kvstore import KVStore
+from tests.kvstore import scenarios
+from tests.support.cluster import on_cluster, on_processes
+from tests.support.processes import ProcessGroup
+
+Scenario = Callable[[KVStore], None]
+both_transports = pytest.mark.parametrize("transport", ["memory", "tcp"])
+
+
+@both_transports
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda s: s.__name__)
+def test_scenario_holds_for_two_workers_and_two_servers(
+    scenario: Scenario, transport: str
+) -> None:
+    on_cluster(scenario, transport=transport)
+
+
+@both_transports
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (3, 1), (3, 2)])
+def test_scenarios_hold_for_other_sizes_of_cluster(
+    workers: int, servers: int, transport: str
+) -> None:
+    for scenario in scenarios.ALL:
+        on_cluster(scenario, workers=workers, servers=servers, transport=transport)
+
+
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda s: s.__name__)
+def test_scenario_holds_when_contributions_are_added_in_rank_order(scenario: Scenario) -> None:
+    on_cluster(scenario, workers=3, order="rank")
+
+
+@pytest.mark.slow
+@both_transports
+def test_k1_seven_workers_and_seven_servers(transport: str) -> None:
+    on_cluster(
+        scenarios.k1_seven_workers, workers=7, servers=7, transport=transport,
+        settings={"round_s": 120.0, "answer_s": 60.0},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        scenarios.k1_exact_sums, scenarios.k12_replaced_not_accumulated,
+        scenarios.k16_twice_before_the_others, scenarios.k17_mixed_verbs, scenarios.k21_any_order,
+    ],
+    ids=lambda s: s.__name__,
+)
+def test_scenario_holds_on_real_processes(
+    scenario: Scenario, processes: ProcessGroup
+) -> None:
+    on_processes(processes, scenario, workers=3, servers=2)
+
+
+def huge_key(store: KVStore) -> None:
+    """K23: values unique per rank and element, modulo 127."""
+    size = (2 << 30) + (1 << 20) + 7
+    store.init("huge", np.zeros(size, "i1"))
+    pattern = (np.arange(size, dtype="u4") % 61).astype("i1")
+    pattern += np.int8(store.rank + 1)
+    store.pushpull("huge", pattern)
+    n = store.num_workers
+    step = 1 << 24
+    for begin in range(0, size, step):
+        base = np.arange(begin, min(size, begin + step), dtype="u4") % 61
+        expected = (base * n + n * (n + 1) // 2).astype("i1")
+        assert np.array_equal(pattern[begin : begin + step], expected), begin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+def test_k23_key_of_more_than_two_gib(transport: str) -> None:
+    patient: dict[str, Any] = {"round_s": 250.0, "answer_s": 250.0}
+    on_cluster(huge_key, workers=1, servers=2, transport=transport, settings=patient)

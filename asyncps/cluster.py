@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -51,7 +52,7 @@ def create(type: str = "local", *, name: str = "default", **options: Any) -> KVS
         return LocalStore(kind, reduce=store.reduce)
     with _process_lock:
         home = _process[0] if _process else None
-        if home is None or home.closed:
+        if home is None or home.closed or home.forked:
             home = _join(settings)
             _process[:] = [home]
         return home.open(name, store)
@@ -222,7 +223,7 @@ class _Home:
         self._cores: dict[str, Core] = {}
         self.closed = False
         runtime.sockets.append(worker.sockets)
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
 
     def open(self, name: str, config: StoreConfig) -> KVStore:
         client = self._runtime.run(self._worker.open_store(name, config))
@@ -234,7 +235,7 @@ class _Home:
     def _release(self, name: str) -> None:
         """Flush one store; the last one that closes leaves the cluster."""
         core = self._cores.pop(name, None)
-        if core is None:
+        if core is None or self.forked:
             return
         if self._cores:
             self._runtime.run(core.flush())
@@ -245,17 +246,35 @@ class _Home:
             finally:
                 self.close()
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a copy in a forked child."""
+        return self._runtime.forked
+
+    def _at_exit(self) -> None:
+        """A normal exit leaves for good; after an uncaught exception the others hear of a loss."""
+        if _ends_by_exception() and not self.closed:
+            self.closed = True
+            self._runtime.close()
+        self.close()
+
     def close(self) -> None:
-        if self.closed or self._runtime.forked:
+        if self.closed or self.forked:
             return
         self.closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         try:
             for core in self._cores.values():
                 self._runtime.run(core.close())
             self._runtime.run(self._scope.close())
         finally:
             self._runtime.close()
+
+
+def _ends_by_exception() -> bool:
+    """Tell whether the interpreter has printed an exception that nobody caught."""
+    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    return getattr(sys, "last_value", None) is not None and not interactive
 
 
 # A process is one worker: two stores of one process share its rank and its connections.

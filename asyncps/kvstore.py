@@ -209,8 +209,8 @@ class KVStore(LaterVerbs):
         return self._finish(call)
 
     def _finish(self, call: Call) -> Any:
-        self._runtime.call(call.start)
         try:
+            self._runtime.call(call.start)
             call.op.wait()
         except KeyboardInterrupt:
             # Not before the loop has let go of the caller's memory.

@@ -89,6 +89,7 @@ class Node:
             RendezvousTimeout: It could not be reached within the deadline.
             HandshakeError: It does not want us.
         """
+        log.info("looking for the scheduler at %s", self._address)
         try:
             async with asyncio.timeout(self.config.rendezvous_s):
                 connection = await self.link.wait_connected()
@@ -240,8 +241,11 @@ class Node:
             if connection is not None and connection.ready:
                 connection.send([frame], len(frame))
             received = -1 if connection is None else connection.received
-            if received != seen or now - last > period + LATE_S:
+            late = now - last > period + LATE_S
+            if received != seen or late:
                 seen, heard_at = received, now
+            if late and self._down_since is not None:
+                self._down_since = now  # we could not have come back meanwhile
             last = now
             if self._down_since is not None and now - self._down_since > config.reconnect_s:
                 self.fail(SchedulerLost(

@@ -58,7 +58,10 @@ class Runtime:
         self._calls.append(work)
         if not self._awake:
             self._awake = True
-            self._loop.call_soon_threadsafe(self._drain)
+            with contextlib.suppress(RuntimeError):  # the loop closed meanwhile
+                self._loop.call_soon_threadsafe(self._drain)
+        if not self._thread.is_alive():
+            self._drain()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result.
@@ -82,7 +85,13 @@ class Runtime:
 
         def begin() -> None:
             assert self._tasks is not None
-            task.append(self._tasks.create_task(carry(), name="a call from another thread"))
+            carried = carry()
+            try:
+                task.append(self._tasks.create_task(carried, name="a call from another thread"))
+            except RuntimeError:  # the loop has ended
+                carried.close()
+                work.close()
+                future.set_exception(self._gone())
 
         self.call(begin)
         try:
@@ -133,6 +142,7 @@ class Runtime:
                 return
             raise
         finally:
+            self._closed = True
             self._drain()  # calls that came too late find everything closed, and say so
 
     async def _main(self, started: Future[None]) -> None:

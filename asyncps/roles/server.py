@@ -178,7 +178,7 @@ class Server:
     def answer(self, waiter: Waiter) -> None:
         """Send the answer of a waiter that has all its parts."""
         port = self.ports[waiter.rank]
-        port.parked -= 1
+        port.parked.discard(waiter.request)
         if waiter.error is not None:
             port.refuse(waiter.request, waiter.priority, waiter.error)
             return
@@ -203,12 +203,12 @@ class WorkerPort:
         self.rank = rank
         self.connection: Connection | None = None
         self.outbox = Outbox()
-        self.parked = 0
+        self.parked: set[int] = set()  # by number: a request that comes again is still one
         self.received_before = 0
         self.sent_before = 0
         self._now = asyncio.get_running_loop().time
         self._buffer: Bytes | None = None
-        self._target: Target | None = None
+        self._rows: list[int] | None = None
         self._spec: UnitSpec | None = None
 
     def attach(self, connection: Connection) -> None:
@@ -231,7 +231,7 @@ class WorkerPort:
         self.outbox.detach()
         if self._buffer is not None:
             self.server.pool.give(self._buffer)
-        self._buffer = self._target = self._spec = None
+        self._buffer = self._rows = self._spec = None
 
     # ---- frames ----
 
@@ -247,11 +247,11 @@ class WorkerPort:
                     raise RemoteProtocolError("INIT that does not describe its payload")
                 self._spec = spec
             else:
-                target = keeper.find(header, _rows(header, table), header.payload_bytes)
+                self._rows = _rows(header, table)
+                target = keeper.find(header, self._rows, header.payload_bytes)
                 if header.kind != Kind.ASSIGN and keeper.is_replay(target, self.rank, header.clock):
                     self._counted(keeper, target, header)
                     return None
-                self._target = target
         except AsyncPSError as error:
             self._error(header, error)
             return None
@@ -261,7 +261,6 @@ class WorkerPort:
     def finish(self, header: Header, table: memoryview) -> None:
         """Carry out a frame."""
         buffer, self._buffer = self._buffer, None
-        target, self._target = self._target, None
         kind = header.kind
         if kind == Kind.HEARTBEAT:
             return
@@ -271,8 +270,10 @@ class WorkerPort:
                 return
             keeper = self._keeper(header)
             if kind == Kind.PUSHPULL or kind == Kind.PUSH:
-                if buffer is None or target is None:
+                if buffer is None:
                     raise RemoteProtocolError("a push without a payload")
+                # Not what `begin` found: others' frames may have split or joined the slab since.
+                target = keeper.find(header, self._rows, header.payload_bytes)
                 keeper.push(target, self.rank, header, buffer, self._now())
                 self._counted(keeper, target, header)
             elif kind == Kind.PULL or kind == Kind.WAIT:
@@ -282,8 +283,8 @@ class WorkerPort:
                 assert spec is not None
                 keeper.init(header.unit, spec, buffer)
                 self._ack(header)
-            elif kind == Kind.ASSIGN and buffer is not None and target is not None:
-                keeper.assign(target, buffer)
+            elif kind == Kind.ASSIGN and buffer is not None:
+                keeper.assign(keeper.find(header, self._rows, header.payload_bytes), buffer)
                 self._ack(header)
             else:
                 raise RemoteProtocolError("a frame that a server does not take", got=kind)
@@ -305,9 +306,9 @@ class WorkerPort:
             self._pull(keeper, target, header)
 
     def _pull(self, keeper: Keeper, target: Target, header: Header) -> None:
-        if self.parked >= _MAX_PARKED:
+        if len(self.parked) >= _MAX_PARKED:
             raise RemoteProtocolError("too many requests wait", expected=f"at most {_MAX_PARKED}")
-        self.parked += 1
+        self.parked.add(header.request)
         keeper.pull(target, self.rank, header)
 
     def _ack(self, header: Header) -> None:
@@ -339,7 +340,7 @@ class WorkerPort:
             sum(p.sent_before for p in ports) + sum(c.sent for c in live),
             sum(p.outbox.queued_bytes for p in ports),
             keeper.rules.rounds, len(keeper.units), keeper.value_bytes,
-            sum(p.parked for p in ports), dict(keeper.rules.waited_s),
+            sum(len(p.parked) for p in ports), dict(keeper.rules.waited_s),
         )
 
     def _keeper(self, header: Header) -> Keeper:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 from pathlib import Path
 
 from asyncps.protocol.handshake import NONCE_BYTES, Handshake, Hello
 from asyncps_ext import wire
-from tests.faults.job import START_S, TOKEN, TRAIN_UNTIL_FILE, Job, port_of
+from tests.faults.job import ROOT, START_S, TOKEN, TRAIN_UNTIL_FILE, Job, port_of
 from tests.support.processes import ProcessGroup, command_line
 
 _DEADLINE_S = 10.0
@@ -82,7 +83,7 @@ def test_token_stands_on_no_command_line_and_in_no_log(processes: ProcessGroup) 
         "store.barrier(); store.pull('never inited')"
     )
     launch = processes.asyncps("launch", "-n", "2", "-s", "1", "--env", "ASYNCPS_LOG_LEVEL=DEBUG",
-                               "--", "python3", "-c", program)
+                               "--", sys.executable, "-c", program, cwd=ROOT)
     token = launch.wait_for_line(r"the token is (\S+)", START_S)[1]
     lines = [command_line(pid) for pid in launch.descendants()]
     assert launch.wait(START_S) == 1

@@ -229,6 +229,7 @@ class _Home:
         client = self._runtime.run(self._worker.open_store(name, config))
         core = self._cores.get(name)
         if core is None:
+            client.closed = False  # it may have been closed before
             core = self._cores[name] = Core(self._worker, client)
         return KVStore(core, self._runtime, lambda: self._release(name))
 

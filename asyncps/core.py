@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 from asyncps import optim
@@ -254,7 +254,7 @@ class Core:
     async def init(self, keys: Any, values: Any) -> None:
         """Initialise keys."""
         names, listed = as_keys(keys)
-        given = as_values(names, values, listed)
+        given = as_values(len(names), values, listed)
         arrays: list[Array] = []
         for name, value in zip(names, given, strict=True):
             first = value[0] if isinstance(value, (list, tuple)) and value else value
@@ -328,33 +328,31 @@ class Core:
     # ---- inside ----
 
     def _outgoing(self, plan: Plan, keys: Any, values: Any, *, copy: bool) -> Outgoing:
-        names, listed = as_keys(keys)
-        pool = self.client.pool
-        return Outgoing(plan, as_values(names, values, listed), copy=copy, pool=pool)
+        given = as_values(len(plan.infos), values, isinstance(keys, (list, tuple)))
+        return Outgoing(plan, given, copy=copy, pool=self.client.pool)
 
     @staticmethod
     def _incoming(plan: Plan, keys: Any, out: Any) -> Incoming:
-        names, listed = as_keys(keys)
-        return Incoming(plan, None if out is None else as_values(names, out, listed))
+        if out is None:
+            return Incoming(plan, None)
+        return Incoming(plan, as_values(len(plan.infos), out, isinstance(keys, (list, tuple))))
 
     def _build(
         self, op: Operation, plan: Plan, outgoing: Outgoing | None, incoming: Incoming | None,
         keys: Any, priority: int,
     ) -> Call:
-        nothing: Sequence[Any] = [None] * max(len(plan.large), len(plan.slabs))
-        if incoming is not None:
+        if incoming is not None and incoming.finishing:
             op.finishing.extend(incoming.finishing)
-
-        if outgoing is not None:
+        if outgoing is not None and outgoing.pooled:
             op.on_success(outgoing.release)
 
         def work() -> None:
             self.client.send(
                 op, plan,
-                nothing if outgoing is None else outgoing.large,
-                nothing if outgoing is None else outgoing.slabs,
-                nothing if incoming is None else incoming.large,
-                nothing if incoming is None else incoming.arrived,
+                None if outgoing is None else outgoing.large,
+                None if outgoing is None else outgoing.slabs,
+                None if incoming is None else incoming.large,
+                None if incoming is None else incoming.slabs,
                 priority,
             )
 

@@ -75,7 +75,7 @@ class LocalStore(LaterVerbs):
         """Initialise keys; one that exists is checked and not changed."""
         self._check_open()
         keys, listed = as_keys(key)
-        for name, given in zip(keys, as_values(keys, value, listed), strict=True):
+        for name, given in zip(keys, as_values(len(keys), value, listed), strict=True):
             first = given[0] if isinstance(given, (list, tuple)) and given else given
             array = host_array(first, name)
             fresh = _Value(name, array.copy())
@@ -110,7 +110,7 @@ class LocalStore(LaterVerbs):
         values = [self._find(name) for name in keys]
         outs = (
             [np.empty_like(value.array) for value in values]
-            if out is None else as_values(keys, out, listed)
+            if out is None else as_values(len(keys), out, listed)
         )
         pairs = []
         for name, value, given in zip(keys, values, outs, strict=True):
@@ -186,7 +186,7 @@ class LocalStore(LaterVerbs):
         self._check_open()
         keys, listed = as_keys(key)
         arrays = []
-        for name, given in zip(keys, as_values(keys, value, listed), strict=True):
+        for name, given in zip(keys, as_values(len(keys), value, listed), strict=True):
             array = merged(given, name)
             _same(name, self._find(name).array, array)
             arrays.append(array)

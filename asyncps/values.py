@@ -25,9 +25,9 @@ Key = int | str
 
 check_rows: Callable[..., int] = wire.check_rows
 gather_rows: Callable[..., int] = wire.gather_rows
-scatter_rows: Callable[..., int] = wire.scatter_rows
 
 _LARGEST_KEY = 1 << 63
+_PLAIN_KEYS = {str, int}
 
 
 def as_key(key: object) -> Key:
@@ -56,14 +56,19 @@ def as_keys(keys: object) -> tuple[tuple[Key, ...], bool]:
     """
     if not isinstance(keys, (list, tuple)):
         return (as_key(keys),), False
-    result = tuple([key if type(key) is str else as_key(key) for key in keys])
+    result = tuple(keys)
+    if not set(map(type, result)) <= _PLAIN_KEYS:
+        result = tuple([as_key(key) for key in keys])
+    for number in result:
+        if type(number) is int and not -_LARGEST_KEY <= number < _LARGEST_KEY:
+            as_key(number)
     if len(set(result)) != len(result):
         twice = next(key for key in result if result.count(key) > 1)
         raise KeyExists("a key twice in one call", key=twice)
     return result, True
 
 
-def as_values(keys: tuple[Key, ...], values: object, listed: bool) -> list[Any]:
+def as_values(count: int, values: object, listed: bool) -> Sequence[Any]:
     """Return one value (or list of device values) a key.
 
     Raises:
@@ -71,10 +76,10 @@ def as_values(keys: tuple[Key, ...], values: object, listed: bool) -> list[Any]:
     """
     if not listed:
         return [values]
-    if not isinstance(values, (list, tuple)) or len(values) != len(keys):
+    if not isinstance(values, (list, tuple)) or len(values) != count:
         got = len(values) if isinstance(values, (list, tuple)) else type(values).__name__
-        raise TensorError("a list of keys takes as many values", expected=len(keys), got=got)
-    return list(values)
+        raise TensorError("a list of keys takes as many values", expected=count, got=got)
+    return values
 
 
 def host_array(value: object, key: Key) -> Array:
@@ -159,6 +164,10 @@ def as_bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
+# Smaller copies are quicker made anew than found in the pool.
+_POOLED_BYTES = 64 << 10
+
+
 class Outgoing:
     """The values of one call, checked and ready to be sent.
 
@@ -174,18 +183,19 @@ class Outgoing:
         copied_bytes: What the copies take.
     """
 
-    __slots__ = ("_buffers", "_pool", "copied_bytes", "large", "slabs")
+    __slots__ = ("_pool", "copied_bytes", "large", "pooled", "slabs")
 
     def __init__(
         self, plan: Plan, values: Sequence[object], *, copy: bool, pool: SharedPool
     ) -> None:
         self._pool = pool
-        self._buffers: list[Bytes] = []
+        self.pooled: list[Bytes] = []
         self.copied_bytes = 0
-        self.slabs: list[Bytes | None] = [self._gather(slab, plan, values) for slab in plan.slabs]
-        self.large: list[memoryview | None] = []
-        arrays = [check(merged(values[i], info.key), info) for i, info in plan.large]
-        self._check_empty(plan, values)
+        self.slabs: list[Bytes] = [self._gather(slab, plan, values) for slab in plan.slabs]
+        self.large: list[memoryview] = []
+        for index, info in plan.empty:
+            check(merged(values[index], info.key), info)
+        arrays = [check(merged(values[index], info.key), info) for index, info in plan.large]
         for array, (index, _) in zip(arrays, plan.large, strict=True):
             view = as_bytes(array)
             if copy and array is values[index]:
@@ -198,7 +208,7 @@ class Outgoing:
 
     def _gather(self, slab: SlabPlan, plan: Plan, values: Sequence[object]) -> Bytes:
         buffer = self._take(slab.size)
-        chosen = [values[index] for index in slab.indices]
+        chosen = slab.pick(values)
         if gather_rows(chosen, slab.dtype, slab.shapes, buffer) >= 0:
             chosen = [
                 check(merged(values[i], plan.infos[i].key), plan.infos[i]) for i in slab.indices
@@ -212,20 +222,16 @@ class Outgoing:
 
     def release(self) -> None:
         """Give the copies back; the servers have accepted what was made of them."""
-        for buffer in self._buffers:
+        for buffer in self.pooled:
             self._pool.give(buffer)
-        self._buffers.clear()
+        self.pooled.clear()
 
     def _take(self, size: int) -> Bytes:
+        if size < _POOLED_BYTES:
+            return np.empty(size, np.uint8)
         buffer = self._pool.take(size)
-        self._buffers.append(buffer)
+        self.pooled.append(buffer)
         return buffer
-
-    @staticmethod
-    def _check_empty(plan: Plan, values: Sequence[object]) -> None:
-        for index, info in enumerate(plan.infos):
-            if not info.pieces:
-                check(merged(values[index], info.key), info)
 
 
 class Incoming:
@@ -238,39 +244,30 @@ class Incoming:
     Attributes:
         arrays: One array a key, filled at the end.
         large: Bytes of the large keys' places.
-        arrived: Takes the rows of each slab.
+        slabs: The arrays of each slab's rows.
         finishing: Copies to be made at the end.
 
     Raises:
         TensorError: An array that cannot take its key's value.
     """
 
-    __slots__ = ("arrays", "arrived", "finishing", "large")
+    __slots__ = ("arrays", "finishing", "large", "slabs")
 
     def __init__(self, plan: Plan, outs: Sequence[Any] | None) -> None:
         self.finishing: list[Callable[[], None]] = []
         if outs is None:
             outs = [np.empty(info.shape, info.dtype) for info in plan.infos]
-        self.arrays: list[Any] = list(outs)
-        places: list[Any] = list(outs)
-        small = self._check_small(plan, outs)
-        for index, info in enumerate(plan.infos):
-            if index not in small:
-                places[index] = self._place(outs[index], info)
-        self.large = [as_bytes(places[index]) for index, _ in plan.large]
-        self.arrived = [
-            _scatter(slab, [places[index] for index in slab.indices]) for slab in plan.slabs
-        ]
+        self.arrays = outs
+        self.slabs = [self._rows(slab, plan, outs) for slab in plan.slabs]
+        self.large = [as_bytes(self._place(outs[index], info)) for index, info in plan.large]
+        for index, info in plan.empty:
+            self._place(outs[index], info)
 
-    @staticmethod
-    def _check_small(plan: Plan, outs: Sequence[Any]) -> set[int]:
-        """Return the indices of small keys whose arrays can be written as they are."""
-        good: set[int] = set()
-        for slab in plan.slabs:
-            chosen = [outs[index] for index in slab.indices]
-            if check_rows(chosen, slab.dtype, slab.shapes, True) < 0:
-                good.update(slab.indices)
-        return good
+    def _rows(self, slab: SlabPlan, plan: Plan, outs: Sequence[Any]) -> Sequence[Any]:
+        chosen = slab.pick(outs)
+        if check_rows(chosen, slab.dtype, slab.shapes, True) < 0:
+            return chosen
+        return [self._place(outs[index], plan.infos[index]) for index in slab.indices]
 
     def _place(self, out: Any, info: KeyInfo) -> Array:
         targets = list(out) if isinstance(out, (list, tuple)) else [out]
@@ -284,17 +281,9 @@ class Incoming:
             if not target.flags.writeable:
                 raise TensorError("out is read-only", key=info.key)
         place: Array = targets[0]
-        if not place.flags.c_contiguous:
+        if not place.flags.c_contiguous or type(place) is not np.ndarray:
             place = np.empty(info.shape, info.dtype)
         for target in targets:
             if target is not place:
                 self.finishing.append(partial(np.copyto, target, place))
         return place
-
-
-def _scatter(slab: SlabPlan, places: list[Any]) -> Callable[[Bytes], None]:
-    def arrived(rows: Bytes) -> None:
-        if scatter_rows(rows, slab.dtype, slab.shapes, places) >= 0:
-            raise TensorError("an array that was checked cannot be written any more")
-
-    return arrived

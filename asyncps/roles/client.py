@@ -16,10 +16,10 @@ import numpy as np
 
 from asyncps.errors import AsyncPSError, ClosedError
 from asyncps.protocol import messages
-from asyncps.protocol.frames import Flag, Header, Kind
+from asyncps.protocol.frames import HEADER_SIZE, Flag, Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit
+from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, SlabPlan
 from asyncps.state.requests import Step
 from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps.transport.link import Link, Request
@@ -28,14 +28,21 @@ from asyncps_ext import wire
 log = logging.getLogger(__name__)
 
 pack_header: Callable[..., bytes] = wire.pack_header
+scatter_rows: Callable[..., int] = wire.scatter_rows
 
 
 # Copies of pushed values and gathered rows that are kept for the next round.
 _POOL_BYTES = 256 << 20
 
-_KINDS = {
-    "push": Kind.PUSH, "pull": Kind.PULL, "pushpull": Kind.PUSHPULL, "assign": Kind.ASSIGN,
-}
+# Smaller buffers are quicker made anew than found in the pool.
+_POOLED_BYTES = 64 << 10
+
+PUSH, PULL, PUSHPULL = int(Kind.PUSH), int(Kind.PULL), int(Kind.PUSHPULL)
+ASSIGN, WAIT = int(Kind.ASSIGN), int(Kind.WAIT)
+_KINDS = {"push": PUSH, "pull": PULL, "pushpull": PUSHPULL, "assign": ASSIGN}
+
+# What the rows of an answer are written to: their dtype, their shapes, and the arrays.
+Scatter = tuple[np.dtype[Any], tuple[tuple[int, ...], ...], Sequence[Any]]
 
 
 class Client:
@@ -115,10 +122,10 @@ class Client:
         self,
         op: Operation,
         plan: Plan,
-        values: Sequence[memoryview | None],
-        slabs: Sequence[Bytes | None],
-        outs: Sequence[memoryview | None],
-        arrived: Sequence[Callable[[Bytes], None] | None],
+        values: Sequence[memoryview] | None,
+        slabs: Sequence[Bytes] | None,
+        outs: Sequence[memoryview] | None,
+        rows: Sequence[Sequence[Any]] | None,
         priority: int,
     ) -> None:
         """Carry out one verb over all keys of a plan.
@@ -126,10 +133,10 @@ class Client:
         Args:
             op: Ends when all is answered; its verb is push, pull, pushpull or assign.
             plan: Where the keys live.
-            values: Byte views of the large keys' values, by index in the plan's `large`.
-            slabs: Gathered rows by index in the plan's `slabs`.
+            values: Byte views of the large keys' values, in the order of the plan's `large`.
+            slabs: Gathered rows in the order of the plan's `slabs`.
             outs: Byte views that take the large keys' answers.
-            arrived: Called with the rows of each slab when they are there.
+            rows: The arrays that take each slab's rows.
             priority: Higher goes first.
         """
         op.since = self._now()
@@ -137,88 +144,81 @@ class Client:
             op.part_done(ClosedError("the store is closed"))
             return
         kind = _KINDS[op.verb]
-        if kind != Kind.PULL:
+        if kind != PULL:
             self.pushes.add(op)
             op.on_end(self.pushes.discard)
         for place, (_, info) in enumerate(plan.large):
-            value, out = values[place], outs[place]
+            value = None if values is None else values[place]
+            out = None if outs is None else outs[place]
             for unit, piece in info.pieces:
-                end = piece.start + piece.size
-                self._send_unit(
-                    op, kind, unit, None, piece.size,
-                    None if value is None else value[piece.start : end],
-                    None if out is None else out[piece.start : end],
+                begin, end = piece.start, piece.start + piece.size
+                self._when_open(
+                    op, kind, unit, self._steps(kind, unit, None)[0], piece.size,
+                    None if value is None else value[begin:end],
+                    None if out is None else out[begin:end],
                     None, priority,
                 )
         for place, slab in enumerate(plan.slabs):
-            unit = slab.unit
-            whole = len(slab.rows) == unit.track.rows
-            buffer = slabs[place]
-            self._send_unit(
-                op, kind, unit, None if whole else slab.rows, slab.size,
-                None if buffer is None else buffer.data,
-                None, arrived[place], priority,
+            self._send_slab(
+                op, kind, slab, None if slabs is None else slabs[place],
+                None if rows is None else rows[place], priority,
             )
         op.part_done()
 
-    def _send_unit(
-        self, op: Operation, kind: Kind, unit: RemoteUnit, rows: list[int] | None, size: int,
-        value: memoryview | None, out: memoryview | None,
-        arrived: Callable[[Bytes], None] | None, priority: int,
+    def _steps(self, kind: int, unit: RemoteUnit, rows: list[int] | None) -> list[Step]:
+        if kind == PULL:
+            return unit.track.pull(rows)
+        if kind == ASSIGN:
+            return [Step(0, rows, 0)]
+        return unit.track.push(rows)
+
+    def _send_slab(
+        self, op: Operation, kind: int, slab: SlabPlan, buffer: Bytes | None,
+        arrays: Sequence[Any] | None, priority: int,
     ) -> None:
-        track = unit.track
-        if kind == Kind.ASSIGN:
-            steps = [Step(0, rows, 0)]
-        elif kind == Kind.PULL:
-            steps = track.pull(rows)
-        else:
-            steps = track.push(rows)
+        unit = slab.unit
+        rows = None if len(slab.rows) == unit.track.rows else slab.rows
+        steps = self._steps(kind, unit, rows)
         if len(steps) == 1:
             self._when_open(
-                op, kind, unit, steps[0], size, value, out, arrived, priority
+                op, kind, unit, steps[0], slab.size, None if buffer is None else buffer.data,
+                None, None if arrays is None else (slab.dtype, slab.shapes, arrays), priority,
             )
             return
-        # Rows at different clocks: a frame for each clock, through buffers of their own.
-        every = list(range(track.rows)) if rows is None else rows
-        offsets = dict(zip(every, _starts(unit, every), strict=True))
-        joined = np.empty(size, np.uint8) if arrived is not None else None
-        remaining = [len(steps)]
+        # Rows at different clocks: a frame for each clock.
+        index = {row: place for place, row in enumerate(slab.rows)}
+        starts = dict(zip(slab.rows, _starts(unit, slab.rows), strict=True))
         for step in steps:
-            members = every if step.rows is None else list(step.rows)
-            spans = [(offsets[row], unit.sizes[row]) for row in members]
+            members = slab.rows if step.rows is None else list(step.rows)
             part = None
-            if value is not None:
-                part = memoryview(b"".join(value[a : a + n] for a, n in spans))
-
-            def put(buffer: Bytes, spans: list[tuple[int, int]] = spans) -> None:
-                assert joined is not None
-                assert arrived is not None
-                begin = 0
-                for start, length in spans:
-                    joined[start : start + length] = buffer[begin : begin + length]
-                    begin += length
-                remaining[0] -= 1
-                if not remaining[0]:
-                    arrived(joined)
-
+            if buffer is not None:
+                view = buffer.data
+                part = memoryview(b"".join(
+                    view[starts[row] : starts[row] + unit.sizes[row]] for row in members
+                ))
+            chosen = [index[row] for row in members]
             self._when_open(
-                op, kind, unit, step, sum(n for _, n in spans), part, None,
-                None if arrived is None else put, priority,
+                op, kind, unit, step, _size_of(unit, members), part, None,
+                None if arrays is None else (
+                    slab.dtype, tuple([slab.shapes[i] for i in chosen]),
+                    [arrays[i] for i in chosen],
+                ),
+                priority,
             )
 
     def _when_open(
-        self, op: Operation, kind: Kind, unit: RemoteUnit, step: Step, size: int,
-        value: memoryview | None, out: memoryview | None,
-        arrived: Callable[[Bytes], None] | None, priority: int,
+        self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
+        value: memoryview | None, out: memoryview | None, scatter: Scatter | None, priority: int,
     ) -> None:
+        """Send now, or step aside until the clock window is open."""
         op.add()
+        if kind == PULL or kind == ASSIGN or not (unit.held or step.wait_for):
+            self._post(op, kind, unit, step, size, value, out, scatter, priority)
+            return
 
         def go() -> None:
-            self._post(op, kind, unit, step, size, value, out, arrived, priority)
+            self._post(op, kind, unit, step, size, value, out, scatter, priority)
 
-        if kind in (Kind.PULL, Kind.ASSIGN) or not (unit.held or step.wait_for):
-            go()
-            return
         unit.held.append((step, go, op))
         if len(unit.held) == 1:
             self._ask_for_room(unit)
@@ -241,7 +241,7 @@ class Client:
 
                 waiting.on_end(opened)
                 self._post(
-                    waiting, Kind.WAIT, unit, Step(need, step.rows, 0), size, None, None, None,
+                    waiting, WAIT, unit, Step(need, step.rows, 0), size, None, None, None,
                     1 << 20,
                 )
                 return
@@ -255,22 +255,24 @@ class Client:
             op.part_done(error)
 
     def _post(
-        self, op: Operation, kind: Kind, unit: RemoteUnit, step: Step, size: int,
-        value: memoryview | None, out: memoryview | None,
-        arrived: Callable[[Bytes], None] | None, priority: int,
+        self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
+        value: memoryview | None, out: memoryview | None, scatter: Scatter | None, priority: int,
     ) -> None:
         link, track = unit.link, unit.track
+        clock, rows, _ = step
         number = link.number()
-        wants = kind != Kind.PUSH and kind != Kind.ASSIGN
+        wants = kind != PUSH and kind != ASSIGN
         flags, table = 0, b""
-        if step.rows is not None and unit.slab:
+        if rows is not None and unit.slab:
             flags = Flag.ROWS
-            table = np.asarray(step.rows, "<u4").tobytes()
-        priority = unit.priority(priority)
+            table = np.asarray(rows, "<u4").tobytes()
+        tail = unit.tail
+        if tail is not None and not tail.sent:
+            priority = unit.priority(priority)
         payload = 0 if value is None else size
         header = pack_header(
-            kind, flags, self.incarnation, self.number, number, unit.number, priority,
-            step.clock, len(table), payload, track.floor(step),
+            kind, flags, self.incarnation, self.number, number, unit.number, priority, clock,
+            len(table), payload, track.floor(step),
             self.hyper_version if value is not None else size,
         )
         parts: list[bytes | memoryview] = [header]
@@ -278,10 +280,10 @@ class Client:
             parts.append(table)
         if value is not None:
             parts.append(value)
-        place, buffer = out, None
-        if wants and kind != Kind.WAIT and place is None:
-            buffer = self.pool.take(size)
-            place = buffer.data
+        buffer = None
+        if scatter is not None:
+            buffer = np.empty(size, np.uint8) if size < _POOLED_BYTES else self.pool.take(size)
+            out = buffer.data
 
         def answered(
             request: Request, header: Header | None, _message: AnyMessage | None,
@@ -295,17 +297,18 @@ class Client:
             if request.expired:
                 return
             if buffer is not None and error is None and request.place is not None:
-                if arrived is not None:
-                    arrived(buffer)
-                self.pool.give(buffer)
+                assert scatter is not None
+                scatter_rows(buffer, *scatter)
+                if size >= _POOLED_BYTES:
+                    self.pool.give(buffer)
             op.part_done(error)
 
         request = Request(
-            number, priority, parts, len(header) + len(table) + payload, answered, place, unit, op
+            number, priority, parts, HEADER_SIZE + len(table) + payload, answered, out, unit, op
         )
         request.since = op.since
         if wants:
-            track.asked(number, step.clock, step.rows)
+            track.asked(number, clock, rows)
         op.requests.append((link, request))
         unit.tail = request
         link.request(request)

@@ -200,7 +200,7 @@ class Keeper:
                 done = part.park(waiter, position, header.clock)
             done = waiter.pending == 0
         if done:
-            self._answer(waiter)
+            self._tell(waiter)
         return done
 
     def assign(self, target: Target, buffer: Bytes) -> None:
@@ -240,7 +240,12 @@ class Keeper:
     def _give(self, unit: Unit, waiters: list[tuple[Waiter, int]], clock: int) -> None:
         for waiter, position in waiters:
             if unit.give(waiter, position, clock):
-                self._answer(waiter)
+                self._tell(waiter)
+
+    def _tell(self, waiter: Waiter) -> None:
+        if waiter.error is not None and waiter.error.key is None:
+            waiter.error.key = self.name_of(waiter.unit)
+        self._answer(waiter)
 
 
 Target = tuple[Unit | Slab, Sequence[int] | None]

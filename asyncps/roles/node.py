@@ -154,10 +154,12 @@ class Node:
         if self._leaving:
             return
         self._leaving = True
-        reachable = self.link.connection is not None and self.incarnation
-        if self.failure is None and reachable and not self._ended:
+        if self.failure is None and self.incarnation and not self._ended:
+            # A connection that is cut just now comes back, or else the scheduler is gone.
+            connected = self.link.connection is not None
+            limit_s = self.config.answer_s if connected else self.config.reconnect_s
             try:
-                async with asyncio.timeout(min(5.0, self.config.answer_s)):
+                async with asyncio.timeout(min(5.0, limit_s)):
                     await self.link.ask(messages.Leave(), self.incarnation)
             except (TimeoutError, AsyncPSError) as error:
                 log.debug("leaving without an answer: %s", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -67,25 +68,33 @@ class KeyInfo:
 class SlabPlan:
     """The keys of one call that live in one slab, in the slab's order."""
 
-    __slots__ = ("dtype", "indices", "rows", "shapes", "size", "unit")
+    __slots__ = ("dtype", "every", "indices", "rows", "shapes", "size", "unit")
 
-    def __init__(self, unit: RemoteUnit, members: list[tuple[int, int, KeyInfo]]) -> None:
+    def __init__(
+        self, unit: RemoteUnit, members: list[tuple[int, int, KeyInfo]], count: int
+    ) -> None:
         members.sort(key=lambda member: member[0])
         self.unit = unit
         self.rows = [row for row, _, _ in members]
         self.indices = [index for _, index, _ in members]
-        self.shapes = [info.shape for _, _, info in members]
+        self.every = self.indices == list(range(count))  # the call's keys, in the call's order
+        self.shapes = tuple([info.shape for _, _, info in members])
         self.dtype = members[0][2].dtype
         self.size = sum(info.nbytes for _, _, info in members)
+
+    def pick(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Return the items of this slab's keys, in its order, of a list of one item a key."""
+        return items if self.every else [items[index] for index in self.indices]
 
 
 class Plan:
     """Where the keys of one call live: chunks by key, and slabs."""
 
-    __slots__ = ("infos", "large", "slabs")
+    __slots__ = ("empty", "infos", "large", "slabs")
 
     def __init__(self, infos: Sequence[KeyInfo]) -> None:
         self.infos = infos
+        self.empty = [(index, info) for index, info in enumerate(infos) if not info.pieces]
         self.large: list[tuple[int, KeyInfo]] = []
         slabs: dict[RemoteUnit, list[tuple[int, int, KeyInfo]]] = {}
         for index, info in enumerate(infos):
@@ -94,4 +103,4 @@ class Plan:
                 slabs.setdefault(unit, []).append((piece.row, index, info))
             elif info.pieces:
                 self.large.append((index, info))
-        self.slabs = [SlabPlan(unit, members) for unit, members in slabs.items()]
+        self.slabs = [SlabPlan(unit, members, len(infos)) for unit, members in slabs.items()]

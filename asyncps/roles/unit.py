@@ -46,9 +46,15 @@ class Rules:
     waited_s: dict[int, float] = field(default_factory=dict)
 
     def hyper_for(self, version: int) -> Mapping[str, Any]:
-        """Return the hyper-parameters of a version, or of the next one that is still kept."""
+        """Return the hyper-parameters of a version, or of the next one that is still kept.
+
+        A round that was open when another optimizer came takes the newest.
+        """
         found = self.hyper.get(version)
-        return found if found is not None else self.hyper[min(v for v in self.hyper if v > version)]
+        if found is None:
+            later = [v for v in self.hyper if v > version]
+            found = self.hyper[min(later) if later else max(self.hyper)]
+        return found
 
 
 @dataclass(slots=True)
@@ -217,9 +223,11 @@ class Unit:
     def give(self, waiter: Waiter, position: int, clock: int) -> bool:
         """Give a waiter its part of an applied round; True when it has all of them."""
         error = self.failed.get(clock)
-        if error is not None:
+        if not waiter.data:
+            pass  # word that the clock is applied, well or not
+        elif error is not None:
             waiter.error = error
-        elif waiter.data:
+        else:
             version = self.current
             if version.clock != clock and self.old:
                 version = next((v for v in self.old if v.clock == clock), version)

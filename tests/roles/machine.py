@@ -10,6 +10,7 @@ pool spoils memory that is given back.
 from __future__ import annotations
 
 import copy
+import random
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
     initialize,
     invariant,
@@ -79,10 +79,54 @@ class WorkerModel:
     number: int = 1
 
 
+class Dice:
+    """Stands for Hypothesis's data where a walk is drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.machine = StoreMachine()
+
+    def draw(self, _strategy: object, label: str) -> Any:
+        if label == "rank":
+            self.rank = self.random.randrange(self.machine.members)
+            return self.rank
+        rows = self.machine.ranks[self.rank].rows
+        return set(self.random.sample(range(rows), self.random.randint(1, rows)))
+
+
+def random_walk(seed: int) -> None:
+    """A walk in which more happens at once than Hypothesis likes to try."""
+    dice: Any = Dice(seed)
+    rng, machine = dice.random, dice.machine
+    machine.start(
+        members=rng.randint(1, 3), dtype=rng.choice(["int32", "float32", "float16", "int64"]),
+        order=rng.choice(["arrival", "rank"]), optimizer=rng.random() < 0.5,
+        sizes=[rng.randint(1, 3) for _ in range(rng.randint(1, 4))],
+    )
+    for _ in range(rng.randint(10, 120)):
+        what = rng.random()
+        if what < 0.3:
+            verb = rng.choice([Kind.PUSH, Kind.PULL, Kind.PUSHPULL])
+            machine.ask(dice, verb, rng.choice([CHUNK, SLAB, SLAB]), rng.random() < 0.6)
+        elif what < 0.5:
+            machine.deliver(dice)
+        elif what < 0.65:
+            machine.deliver_half(dice)
+        elif what < 0.85:
+            machine.receive(dice)
+        elif what < 0.9:
+            machine.cut(dice)
+        elif what < 0.93:
+            if len(machine.sizes[SLAB]) < 6:
+                machine.add_row(rng.randint(1, 3))
+        else:
+            machine.hear_of_rows(dice)
+        machine.memory_is_bounded()
+    machine.teardown()
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Needs a running loop under it (`WorkerPort` asks for its clock)."""
-
-    workers = Bundle("workers")
 
     @initialize(
         members=st.integers(1, 3),

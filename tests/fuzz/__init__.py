@@ -1,0 +1,1 @@
+"""Bytes that no peer of ours would send."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from asyncps.roles.worker import Worker
 from asyncps.transport.network import Network, TcpNetwork
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 LOCAL_TYPES = ("local", "device")
 DIST_TYPES = ("dist", "dist_sync")
@@ -53,8 +56,10 @@ def create(type: str = "local", *, name: str = "default", **options: Any) -> KVS
     with _process_lock:
         home = _process[0] if _process else None
         if home is None or home.closed or home.forked:
-            home = _join(settings)
+            home = _join(settings, in_cluster() or _names_cluster(options))
             _process[:] = [home]
+        elif settings != home.settings:
+            log.warning("this process has joined already: other settings of create are not used")
         return home.open(name, store)
 
 
@@ -75,6 +80,7 @@ class connect:
         if kind in LOCAL_TYPES:
             raise ConfigError("a local store has nothing to await", expected="asyncps.create")
         self._name = name
+        self._clustered = in_cluster() or _names_cluster(options)
         self._scope = Scope()
         self._stack = contextlib.AsyncExitStack()
 
@@ -83,7 +89,7 @@ class connect:
         try:
             await self._stack.enter_async_context(self._scope)
             settings, network = self._settings, None
-            if not in_cluster():
+            if not self._clustered:
                 settings, network = await embed(settings, self._scope, 1, 1)
             worker = Worker(settings, network or TcpNetwork(), self._scope.spawn)
             self._scope.roles.append(worker)
@@ -216,7 +222,10 @@ class LocalCluster:
 class _Home:
     """This process as one worker: its runtime, and its stores by name."""
 
-    def __init__(self, runtime: Runtime, scope: Scope, worker: Worker) -> None:
+    def __init__(
+        self, runtime: Runtime, scope: Scope, worker: Worker, settings: Config
+    ) -> None:
+        self.settings = settings
         self._runtime = runtime
         self._scope = scope
         self._worker = worker
@@ -315,18 +324,25 @@ def _checked(
     settings = base.replace(**options) if base else Config.from_env(**options)
     kind = "dist_sync" if type == "dist" else type
     if kind == "dist_sync" and settings.role not in (None, "worker"):
-        raise ConfigError(f"this process is a {settings.role}", expected="a worker")
+        raise ConfigError(f"this process is a {settings.role}; start that role by "
+                          f"python -m asyncps {settings.role}", expected="a worker",
+                          got=settings.role)
     return kind, agreement(kind, order, reduce), settings
 
 
-def _join(settings: Config) -> _Home:
+def _names_cluster(options: dict[str, Any]) -> bool:
+    """Tell whether keyword arguments speak of a cluster, as `in_cluster` of the environment."""
+    return not {"scheduler", "role", "num_workers"}.isdisjoint(options)
+
+
+def _join(settings: Config, clustered: bool) -> _Home:
     runtime = Runtime(loop_factory(settings))
     scope = Scope(runtime.spawn)
 
     async def join() -> Worker:
         network: Network = TcpNetwork()
         config = settings
-        if not in_cluster():
+        if not clustered:
             config, network = await embed(settings, scope, 1, 1)
         worker = Worker(config, network, runtime.spawn)
         scope.roles.append(worker)
@@ -334,7 +350,7 @@ def _join(settings: Config) -> _Home:
         return worker
 
     try:
-        return _Home(runtime, scope, runtime.run(join()))
+        return _Home(runtime, scope, runtime.run(join()), settings)
     except BaseException:
         runtime.run(scope.close())
         runtime.close()

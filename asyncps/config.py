@@ -137,12 +137,11 @@ class Config:
             value = getattr(self, item.name)
             if item.name.endswith("_s") and not 0 < value < 1e9:
                 raise ConfigError(f"{item.name} must be a positive number of seconds", got=value)
-            if item.name.endswith("_bytes") and not 4096 <= value <= 1 << 40:
-                raise ConfigError(f"{item.name} is out of range",
-                                  expected="4096 to 2**40", got=value)
-        if self.chunk_bytes > 1 << 30:
-            raise ConfigError("chunk_bytes is out of range", expected="at most 2**30",
-                              got=self.chunk_bytes)
+            if item.name.endswith("_bytes"):
+                most = 40 if item.name == "send_budget_bytes" else 30  # a payload's limit
+                if not 4096 <= value <= 1 << most:
+                    raise ConfigError(f"{item.name} is out of range",
+                                      expected=f"4096 to 2**{most}", got=value)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
@@ -169,9 +168,12 @@ class Config:
 
 
 def in_cluster(environ: Mapping[str, str] | None = None) -> bool:
-    """Tell whether the environment names a cluster to join."""
+    """Tell whether the environment speaks of a cluster: an address, a role or a number of nodes.
+
+    A worker that was told so must never train alone in silence.
+    """
     env = os.environ if environ is None else environ
-    return bool(env.get("ASYNCPS_SCHEDULER") or env.get("DMLC_PS_ROOT_URI"))
+    return any(env.get(name) for name in _CLUSTER_NAMES)
 
 
 def environment() -> dict[str, str]:
@@ -186,6 +188,11 @@ def describe() -> list[tuple[str, object, str, str, tuple[str, ...]]]:
         for f in dataclasses.fields(Config)
     ]
 
+
+_CLUSTER_NAMES = (
+    "ASYNCPS_SCHEDULER", "DMLC_PS_ROOT_URI", "ASYNCPS_ROLE", "DMLC_ROLE",
+    "ASYNCPS_NUM_WORKERS", "DMLC_NUM_WORKER",
+)
 
 # Read by other modules of this project than config: the kernels, and the launcher's own marks.
 _FOREIGN = frozenset({"ASYNCPS_PURE", "ASYNCPS_EXT_DEBUG"})

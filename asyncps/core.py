@@ -10,6 +10,7 @@ from typing import Any
 from asyncps import optim
 from asyncps.errors import (
     AsyncPSError,
+    ClosedError,
     ConfigError,
     DeadlineExceeded,
     DtypeMismatch,
@@ -220,6 +221,7 @@ class Core:
 
     async def look_up(self, keys: tuple[Key, ...]) -> None:
         """Learn where keys live."""
+        self._check_open()
         unknown = [key for key in keys if key not in self.client.keys]
         await self.worker.look_up(self.client, unknown)
 
@@ -253,6 +255,7 @@ class Core:
 
     async def init(self, keys: Any, values: Any) -> None:
         """Initialise keys."""
+        self._check_open()
         names, listed = as_keys(keys)
         given = as_values(len(names), values, listed)
         arrays: list[Array] = []
@@ -269,12 +272,14 @@ class Core:
 
     async def set_optimizer(self, optimizer: str | optim.Optimizer, hyper: dict[str, Any]) -> None:
         """Move the update to the servers."""
+        self._check_open()
         chosen = optim.resolve(optimizer, hyper)
         await self.flush()
         await self.worker.set_optimizer(self.client, chosen.name, chosen.hyper)
 
     async def set_hyperparameters(self, hyper: dict[str, Any]) -> None:
         """Change hyper-parameters."""
+        self._check_open()
         name = self.client.optimizer
         if name is None:
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
@@ -287,6 +292,7 @@ class Core:
 
     async def barrier(self) -> None:
         """Wait for all workers."""
+        self._check_open()
         await self.flush()
         await self.worker.barrier(self.client)
 
@@ -302,6 +308,7 @@ class Core:
 
     async def statistics(self) -> dict[str, Any]:
         """Plain numbers of this worker and of all servers."""
+        self._check_open()
         servers = await self.worker.statistics(self.client)
         links = self.worker.links
         waited: dict[int, float] = {}
@@ -326,6 +333,10 @@ class Core:
         }
 
     # ---- inside ----
+
+    def _check_open(self) -> None:
+        if self.client.closed:
+            raise ClosedError("the store is closed")
 
     def _outgoing(self, plan: Plan, keys: Any, values: Any, *, copy: bool) -> Outgoing:
         given = as_values(len(plan.infos), values, isinstance(keys, (list, tuple)))

@@ -169,6 +169,7 @@ class LocalStore(LaterVerbs):
 
     def statistics(self) -> dict[str, Any]:
         """Return plain data."""
+        self._check_open()
         return {
             "type": self.type, "rank": 0, "keys": len(self._values), "rounds": self._rounds,
             "sent_bytes": 0, "received_bytes": 0, "queued_bytes": 0, "waited_s": {}, "servers": [],

@@ -15,6 +15,9 @@ from asyncps.errors import OptimizerError
 
 _SPELLINGS = {"lr": "learning_rate", "weight_decay": "wd"}
 
+# Decays of running means: at 1 nothing is ever taken in, and the correction divides by zero.
+_DECAYS = frozenset({"beta1", "beta2"})
+
 
 class Optimizer:
     """An optimizer by name and hyper-parameters.
@@ -131,5 +134,8 @@ def checked(kind: type[Optimizer], hyper: Mapping[str, Any]) -> dict[str, float 
             raise OptimizerError(f"{name} must be a number", got=repr(value)) from None
         if not math.isfinite(number):
             raise OptimizerError(f"{name} must be finite", got=repr(value))
+        if name in _DECAYS and not 0.0 <= number < 1.0:
+            raise OptimizerError(f"{name} is out of range", expected="at least 0, below 1",
+                                 got=repr(value))
         result[name] = number
     return result

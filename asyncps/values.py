@@ -91,7 +91,7 @@ def host_array(value: object, key: Key) -> Array:
     if type(value) is np.ndarray and value.flags.c_contiguous:
         return value
     try:
-        array = to_host(value)
+        array = np.asarray(to_host(value))  # a subclass of ndarray as what it is inside
     except (TypeError, ValueError) as error:
         raise TensorError(f"not an array: {error}", key=key, got=type(value).__name__) from None
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
@@ -168,6 +168,13 @@ def as_bytes(array: Array) -> memoryview:
 _POOLED_BYTES = 64 << 10
 
 
+def _is_made_here(array: Array, value: object) -> bool:
+    """Tell whether what `merged` made of a value is new memory, and not the caller's."""
+    if isinstance(value, (list, tuple)):
+        return len(value) > 1
+    return isinstance(value, np.ndarray) and not np.may_share_memory(array, value)
+
+
 class Outgoing:
     """The values of one call, checked and ready to be sent.
 
@@ -198,7 +205,7 @@ class Outgoing:
         arrays = [check(merged(values[index], info.key), info) for index, info in plan.large]
         for array, (index, _) in zip(arrays, plan.large, strict=True):
             view = as_bytes(array)
-            if copy and array is values[index]:
+            if copy and not _is_made_here(array, values[index]):
                 mine = self._take(len(view))
                 np.copyto(mine, view)
                 view = mine.data

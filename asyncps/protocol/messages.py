@@ -95,6 +95,12 @@ class Shutdown(Message, tag=8):
     error: ErrorInfo | None
 
 
+class Left(Message, tag=9):
+    """The scheduler tells servers that a worker has left: rounds no longer wait for it."""
+
+    rank: int
+
+
 # ---- stores and keys --------------------------------------------------------------------------
 
 
@@ -284,7 +290,8 @@ class ServerStatistics(Message, tag=63):
 
 
 AnyMessage = (
-    Join | Joined | Members | Prepared | Leave | Died | Lost | Shutdown | OpenStore | StoreOpened
+    Join | Joined | Members | Prepared | Leave | Died | Lost | Shutdown | Left
+    | OpenStore | StoreOpened
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
 )

@@ -97,7 +97,7 @@ class Client:
                 unit.row_keys.append("")
             unit.sizes[piece.row] = piece.size
             unit.row_keys[piece.row] = placement.spec.key
-            unit.track.grow(len(unit.sizes))
+            unit.grow(len(unit.sizes))
         else:
             unit.sizes = [piece.size]
             unit.row_keys = [placement.spec.key]
@@ -166,10 +166,8 @@ class Client:
         op.part_done()
 
     def _steps(self, kind: int, unit: RemoteUnit, rows: list[int] | None) -> list[Step]:
-        if kind == PULL:
+        if kind == PULL or kind == ASSIGN:
             return unit.track.pull(rows)
-        if kind == ASSIGN:
-            return [Step(0, rows, 0)]
         return unit.track.push(rows)
 
     def _send_slab(
@@ -216,7 +214,7 @@ class Client:
             self._post(op, kind, unit, step, size, value, out, scatter, priority)
             return
 
-        def go() -> None:
+        def go(step: Step) -> None:
             self._post(op, kind, unit, step, size, value, out, scatter, priority)
 
         unit.held.append((step, go, op))
@@ -246,7 +244,7 @@ class Client:
                 )
                 return
             unit.held.popleft()
-            go()
+            go(step)
 
     def _drop_held(self, unit: RemoteUnit, error: AsyncPSError) -> None:
         """The word never came: what was held cannot go."""

@@ -58,6 +58,15 @@ class Keeper:
                 part.state.clear()
                 part.updates = 0
 
+    def left(self, rank: int) -> None:
+        """Wait for a worker no longer; complete the rounds that waited for it alone."""
+        self.rules.members &= ~(1 << rank)
+        for unit in self.units.values():
+            for part in _parts(unit):
+                part.arrived(rank, 1 << 63)
+                for clock, waiters in part.left(self.rules):
+                    self._give(part, waiters, clock)
+
     def set_hyper(self, message: SetHyper) -> None:
         """Keep a version of the hyper-parameters.
 
@@ -203,11 +212,11 @@ class Keeper:
             self._tell(waiter)
         return done
 
-    def assign(self, target: Target, buffer: Bytes) -> None:
+    def assign(self, target: Target, clock: int, buffer: Bytes) -> None:
         """Replace values."""
         unit, rows = target
         if isinstance(unit, Unit):
-            unit.assign(buffer)
+            unit.assign(clock, buffer)
             return
         assert rows is not None
         begin = 0
@@ -216,7 +225,7 @@ class Keeper:
             piece = self.pool.take(part.size)
             piece[:] = buffer[begin : begin + part.size]
             begin += part.size
-            part.assign(piece)
+            part.assign(clock, piece)
         self.pool.give(buffer)
 
     def missing(self, message: Missing) -> list[int]:

@@ -40,8 +40,18 @@ class RemoteUnit:
         self.row_keys: list[Key] = []
         self.track = UnitTrack(0 if slab else 1)
         # Pushes beyond the clock window step aside here and block no other unit.
-        self.held: deque[tuple[Step, Callable[[], None], Operation]] = deque()
+        self.held: deque[tuple[Step, Callable[[Step], None], Operation]] = deque()
         self.tail: Request | None = None
+
+    def grow(self, rows: int) -> None:
+        """Take note that the slab has more rows; held pushes of all speak of the old ones."""
+        if self.held and rows > self.track.rows:
+            known = range(self.track.rows)
+            self.held = deque(
+                (step._replace(rows=known) if step.rows is None else step, go, op)
+                for step, go, op in self.held
+            )
+        self.track.grow(rows)
 
     def priority(self, wanted: int) -> int:
         """Never overtake a request of the same unit that still waits in the queue."""

@@ -17,7 +17,7 @@ from asyncps.state.scheduling import Close, Instruction, Log, SchedulerState, Se
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import control_frame, heartbeat_frame
 from asyncps.transport.network import Listening, Network
-from asyncps.transport.tcp import parse_address, set_user_timeout
+from asyncps.transport.tcp import Address, parse_address, set_user_timeout
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,10 @@ class Scheduler:
             self._accept, address, self.config.handshake_s
         )
         self.port = self._listening.port
+        if not address.port:  # errors are to name a port that can be found
+            found = parse_address(self.config.scheduler)
+            place = str(Address(found.host, self.port, self.port))
+            self._state = SchedulerState(self.config.replace(scheduler=place), self._loop.time())
         self._spawn(self._tick(), "ticks of the scheduler")
 
     async def run(self) -> None:

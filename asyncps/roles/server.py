@@ -70,6 +70,7 @@ class Server:
         self.keepers: dict[int, Keeper] = {}
         self.ports: dict[int, WorkerPort] = {}
         self.incarnations: dict[int, int] = {}
+        self.gone = 0  # ranks that have left, one bit each
         self.host = socket.gethostname()
         self._installed: dict[int, messages.Message] = {}  # answers by the scheduler's number
         self._listening: Listening | None = None
@@ -149,6 +150,9 @@ class Server:
             self.node.complete()
             self.node.link.tell(messages.Prepared(), self.node.incarnation)
             return True
+        if isinstance(message, messages.Left):
+            self.left(message.rank)
+            return True
         if isinstance(message, Install):
             answer = self._installed.get(request)
             if answer is None:  # after a cut the scheduler may tell it again
@@ -164,9 +168,15 @@ class Server:
             return True
         return False
 
+    def left(self, rank: int) -> None:
+        """A worker has left for good: rounds no longer wait for it."""
+        self.gone |= 1 << rank
+        for keeper in self.keepers.values():
+            keeper.left(rank)
+
     def install(self, message: Install) -> None:
         """Open a store, or give it an optimizer."""
-        members = sum(1 << rank for rank in range(self.node.num_workers))
+        members = ((1 << self.node.num_workers) - 1) & ~self.gone
         keeper = self.keepers.get(message.store)
         if keeper is None:
             self.keepers[message.store] = Keeper(message, members, self.pool, self.answer)
@@ -284,7 +294,8 @@ class WorkerPort:
                 keeper.init(header.unit, spec, buffer)
                 self._ack(header)
             elif kind == Kind.ASSIGN and buffer is not None:
-                keeper.assign(keeper.find(header, self._rows, header.payload_bytes), buffer)
+                target = keeper.find(header, self._rows, header.payload_bytes)
+                keeper.assign(target, header.clock, buffer)
                 self._ack(header)
             else:
                 raise RemoteProtocolError("a frame that a server does not take", got=kind)

@@ -10,7 +10,7 @@ in whole buffers of the pool. The first contribution of a round *becomes* the ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,6 +194,17 @@ class Unit:
         rules.waited_s[rank] = rules.waited_s.get(rank, 0.0) + now - accumulator.began
         return self._apply(clock, rules)
 
+    def left(self, rules: Rules) -> Iterator[tuple[int, list[tuple[Waiter, int]]]]:
+        """Apply, one by one, the rounds that are complete now that there are fewer members.
+
+        Yields:
+            The clock and who waited for it; give them their part before going on.
+        """
+        while self.rounds.is_complete(rules.members):
+            clock = self.rounds.applied + 1
+            rules.rounds += 1
+            yield clock, self._apply(clock, rules)
+
     def arrived(self, rank: int, acked: int) -> None:
         """Take note that `rank` has every answer below clock `acked`."""
         bit = 1 << rank
@@ -236,9 +247,18 @@ class Unit:
         waiter.pending -= 1
         return waiter.pending == 0
 
-    def assign(self, buffer: Bytes) -> None:
-        """Replace the value; the round stays where it is."""
-        self._publish(buffer, self.current.clock)
+    def assign(self, clock: int, buffer: Bytes) -> None:
+        """Replace the value; the round stays where it is.
+
+        Args:
+            clock: Of the assigner's last push. A repetition that comes after a cut, and after that
+                worker has gone on, is recognised by it and changes nothing.
+            buffer: The value; the unit's from now on.
+        """
+        if clock < self.rounds.applied:
+            self.pool.give(buffer)
+        else:
+            self._publish(buffer, self.current.clock)
 
     def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
         accumulator = self.open.pop(clock)

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncps.config import Config
-from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, LocalProtocolError
+from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded
 from asyncps.protocol import messages
-from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.messages import (
     AnyMessage,
     Key,
@@ -21,13 +20,13 @@ from asyncps.protocol.messages import (
     UnitSpec,
 )
 from asyncps.roles.client import Client
-from asyncps.roles.node import LATE_S, Node, Spawn
+from asyncps.roles.deadlines import Deadlines, cut, take_back
+from asyncps.roles.node import Node, Spawn
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import RemoteUnit
 from asyncps.transport.connection import Connection
-from asyncps.transport.link import Link, Request
+from asyncps.transport.link import Link
 from asyncps.transport.network import Network
-from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,11 @@ class Worker:
         self.links = [self._link_to(member) for member in servers]
         for link in self.links:
             link.start()
-        node.spawn(self._sweep(), f"deadlines of worker {node.rank}")
+        deadlines = Deadlines(
+            self.config, self.links, self._ask_server,
+            lambda: self._closed or node.failure is not None,
+        )
+        node.spawn(deadlines.watch(), f"deadlines of worker {node.rank}")
 
     async def close(self) -> None:
         """Leave for good."""
@@ -111,7 +114,9 @@ class Worker:
             AsyncPSError: A key exists with another dtype or shape, or the cluster failed.
         """
         if self.node.rank:
-            answer = await self.node.ask(messages.Await(client.number, list(specs)))
+            answer = await self._ask_all(
+                messages.Await(client.number, list(specs)), "rank 0 to initialise these keys"
+            )
             assert isinstance(answer, Placed)
             client.add_placements(answer.placements)
             return
@@ -153,11 +158,13 @@ class Worker:
 
     async def barrier(self, client: Client) -> None:
         """Wait for all workers."""
-        await self.node.ask(messages.Barrier(client.number))
+        await self._ask_all(messages.Barrier(client.number), "all workers at the barrier")
 
     async def set_optimizer(self, client: Client, name: str, hyper: dict[str, Any]) -> None:
         """Move the update to the servers; every worker says the same."""
-        await self.node.ask(messages.SetOptimizer(client.number, name, hyper))
+        await self._ask_all(
+            messages.SetOptimizer(client.number, name, hyper), "all workers to set the optimizer"
+        )
         client.optimizer, client.hyper, client.hyper_version = name, dict(hyper), 0
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:
@@ -206,12 +213,21 @@ class Worker:
 
         What was pushed stays counted; only the answers find nobody.
         """
-        cut = {link for link, request in op.requests if _take_back(link, request, op.lent)}
-        for link in cut:
-            # The loop may still hold views of that memory: send again from the copies.
-            link.abort(LocalProtocolError("a caller took its memory back"))
+        broken = {link for link, request in op.requests if take_back(link, request, op.lent)}
+        for link in broken:
+            cut(link)
 
     # ---- inside ----
+
+    async def _ask_all(self, message: messages.Message, what: str) -> AnyMessage:
+        """Ask the scheduler something that waits for others."""
+        try:
+            async with asyncio.timeout(self.config.round_s):
+                return await self.node.ask(message)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"waited {self.config.round_s:g} s for {what}", rank=self.node.rank
+            ) from None
 
     def _link_to(self, member: Member) -> Link:
         async def dial(link: Link) -> Connection:
@@ -243,103 +259,6 @@ class Worker:
     def _failed(self, error: AsyncPSError) -> None:
         for link in self.links:
             link.kill(error)
-
-    async def _sweep(self) -> None:
-        """Watch the deadlines of everything that is unanswered."""
-        loop = asyncio.get_running_loop()
-        config = self.config
-        period = min(1.0, config.answer_s / 4, config.round_s / 4, config.round_warning_s / 2)
-        last = loop.time()
-        warned: dict[Link, float] = {}
-        while self.node.failure is None and not self._closed:
-            await asyncio.sleep(period)
-            now = loop.time()
-            late, last = now - last > period + LATE_S, now
-            if late:
-                continue
-            for link in self.links:
-                for request in list(link.unanswered.values()):
-                    if now - request.since < min(config.answer_s, config.round_warning_s):
-                        break
-                    await self._overdue(link, request, now, warned)
-
-    async def _overdue(
-        self, link: Link, request: Request, now: float, warned: dict[Link, float]
-    ) -> None:
-        if request.unit is None or request.expired or request.number not in link.unanswered:
-            return  # a question with a deadline of its own
-        config, age = self.config, now - request.since
-        unit = request.unit
-        waits_for_others = not _is_owed(request)
-        if waits_for_others and age < config.round_s:
-            if age > config.round_warning_s and now - warned.get(link, -1e9) > (
-                config.round_warning_s
-            ):
-                warned[link] = now
-                ranks = await self._who(link, request)
-                log.warning("waiting for %s: key %r, ranks %s, for %.0f s", link.name,
-                            unit.row_keys[0], ranks, age)
-            return
-        if not waits_for_others and age < config.answer_s:
-            return
-        if request.number not in link.unanswered:
-            return
-        header = _header_of(request)
-        key = unit.row_keys[0]
-        if waits_for_others:
-            ranks = await self._who(link, request)
-            error = DeadlineExceeded(
-                f"round {header['clock']} was not complete within {config.round_s:g} s; "
-                f"{link.name} waits for ranks {ranks}; what was pushed stays counted", key=key,
-            )
-        else:
-            error = DeadlineExceeded(
-                f"{link.name} did not answer within {config.answer_s:g} s "
-                f"(clock {header['clock']})", key=key,
-            )
-        # The clocks have moved on: the request stays, its caller goes.
-        request.expired = True
-        if _take_back(link, request, request.owner.lent):
-            link.abort(LocalProtocolError("a caller took its memory back"))
-        request.owner.part_done(error)
-
-    async def _who(self, link: Link, request: Request) -> list[int] | str:
-        header = _header_of(request)
-        question = messages.Missing(header["store"], header["unit"], [], header["clock"])
-        try:
-            answer = await self._ask_server(link, question)
-        except AsyncPSError as error:
-            return str(error)
-        return answer.ranks if isinstance(answer, messages.MissingRanks) else []
-
-
-def _take_back(link: Link, request: Request, lent: bool) -> bool:
-    """Let go of the caller's memory in one request; tell whether the connection must be cut."""
-    if request.number not in link.unanswered:
-        return False
-    connection = link.connection
-    reader = connection.reader if connection is not None else None
-    arriving = reader.current if reader is not None else None
-    if reader is not None and arriving is not None and arriving.request == request.number:
-        reader.abandon_payload()
-        request.place = None
-        del link.unanswered[request.number]
-        request.answered(request, arriving, None, None)
-        return False
-    request.place = None
-    if not lent:
-        return False
-    request.parts = [bytes(part) for part in request.parts]
-    return bool(request.sent and connection is not None and connection.pending_bytes)
-
-
-def _header_of(request: Request) -> dict[str, int]:
-    return Header._make(wire.parse_header(request.parts[0]))._asdict()
-
-
-def _is_owed(request: Request) -> bool:
-    """A push, init or assign is owed an answer by the server alone."""
-    return _header_of(request)["kind"] in (Kind.PUSH, Kind.INIT, Kind.ASSIGN)
 
 
 def _init_rows(

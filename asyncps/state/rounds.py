@@ -68,6 +68,11 @@ class Rounds:
             verdict |= LAST
         return verdict
 
+    def is_complete(self, members: int) -> bool:
+        """Tell whether the next clock may be applied: somebody contributed, and all members."""
+        given = self.open.get(self.applied + 1, 0)
+        return bool(given) and given & members == members
+
     def apply(self) -> None:
         """Move on to the clock that is complete."""
         self.applied += 1

@@ -217,6 +217,8 @@ class SchedulerState:
         for other in self._membership:
             if other.lost is not None:
                 self._outbox.tell(node, other.lost)
+            elif other.standing is Standing.LEFT and node.role == "server":
+                self._outbox.tell(node, m.Left(other.rank))
         if self._shutdown is not None:
             self._outbox.tell(node, self._shutdown)
         elif self._failure is None and node.role == "server":
@@ -239,6 +241,8 @@ class SchedulerState:
             node.standing = Standing.LEFT
             if node.role == "worker" and self._failure is None:
                 self._carry_out(self._stores.left(node.rank))
+                for server in self._membership.nodes("server"):
+                    self._outbox.tell(server, m.Left(node.rank))
 
     def _die(self, died: m.Died) -> None:
         node, reason = self._membership.get(died.role, died.rank), died.reason[:MAX_REASON]

@@ -126,9 +126,10 @@ async def connect(
     try:
         transport, protocol = await loop.create_connection(factory, address.host, address.port)
         sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if control_timeout_s is not None:
-            set_user_timeout(sock, control_timeout_s)
+        if sock is not None and not transport.is_closing():  # else its owner knows
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if control_timeout_s is not None:
+                set_user_timeout(sock, control_timeout_s)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
         raise TransportError(f"cannot reach {address}: {_reason(error)}") from None
     return protocol

@@ -12,7 +12,7 @@ from typing import Self
 from tests.support.processes import ManagedProcess, ProcessGroup
 
 ROOT = Path(__file__).parents[2]
-TOKEN = "a-secret-of-these-tests"  # noqa: S105 - it protects nothing
+TOKEN = "a-secret-of-these-tests"
 
 # How long processes may take to start on a machine that is busy with other things.
 START_S = 25.0

@@ -87,6 +87,17 @@ def test_exception_in_a_worker_ends_the_launch(processes: ProcessGroup) -> None:
     assert "[worker 0] asyncps.errors.WorkerLost" in launch.output
 
 
+def test_exit_code_of_a_worker_is_the_launchers(processes: ProcessGroup) -> None:
+    program = FAILS.replace('raise ValueError("worker 1 has had enough")', "sys.exit(3)").replace(
+        "handle = store.pushpull(\"a\", np.ones(1000, \"f4\"), async_op=True)\n", "pass\n")
+    launch = processes.asyncps("launch", "-n", "2", "-s", "1", "--", sys.executable, "-c", program,
+                               cwd=ROOT)
+    launch.wait_for_line(r"worker 1 .* exited with code 3", START_S)
+    family = launch.descendants()
+    assert launch.wait(3.0) == 3
+    assert_gone(family, 0.5)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_roles_started_by_hand_end_on_a_signal(
     processes: ProcessGroup, number: int, code: int

@@ -223,14 +223,14 @@ def _read(item: Any, name: str, text: str) -> Any:
 
 def _add_dmlc(values: dict[str, Any], env: Mapping[str, str]) -> None:
     if "scheduler" not in values and env.get("DMLC_PS_ROOT_URI"):
-        host, port = env["DMLC_PS_ROOT_URI"], env.get("DMLC_PS_ROOT_PORT", "9091")
-        if not port.isdigit():
+        host, port = env["DMLC_PS_ROOT_URI"], env.get("DMLC_PS_ROOT_PORT") or "9091"
+        if not port.isdecimal():
             raise ConfigError("DMLC_PS_ROOT_PORT must be a port number", got=repr(port))
         values["scheduler"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if "rank" not in values:
         by_role = {"worker": "DMLC_WORKER_ID", "server": "DMLC_SERVER_ID"}
         name = by_role.get(values.get("role", ""), "")
         if name and env.get(name, "") != "":
-            if not env[name].isdigit():
+            if not env[name].isdecimal():
                 raise ConfigError(f"{name} must be a whole number", got=repr(env[name]))
             values["rank"] = int(env[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,9 @@ from asyncps.errors import (
 from asyncps.later import LaterVerbs
 from asyncps.tensor import dtypes, updates
 from asyncps.values import Array, Key, as_keys, as_values, host_array, key_spec, merged
+
+
+_Kind = type[optim.Optimizer]
 
 
 class _Value:
@@ -67,7 +71,8 @@ class LocalStore(LaterVerbs):
         self.type = type
         self._reduce = reduce
         self._values: dict[Key, _Value] = {}
-        self._optimizer: optim.Optimizer | None = None
+        self._optimizer: _Kind | None = None
+        self._hyper: dict[str, float | bool] = {}
         self._closed = False
         self._rounds = 0
 
@@ -75,6 +80,7 @@ class LocalStore(LaterVerbs):
         """Initialise keys; one that exists is checked and not changed."""
         self._check_open()
         keys, listed = as_keys(key)
+        made: dict[Key, _Value] = {}
         for name, given in zip(keys, as_values(len(keys), value, listed), strict=True):
             first = given[0] if isinstance(given, (list, tuple)) and given else given
             array = host_array(first, name)
@@ -85,7 +91,8 @@ class LocalStore(LaterVerbs):
             if name in self._values:
                 _same(name, self._values[name].array, array)
             else:
-                self._values[name] = fresh
+                made[name] = fresh
+        self._values.update(made)
 
     def assign(self, key: Any, value: Any) -> None:
         """Overwrite values."""
@@ -96,6 +103,8 @@ class LocalStore(LaterVerbs):
     def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> LocalHandle:
         """Replace values by what is pushed, or let the optimizer use it."""
         keys, arrays = self._arrays(key, value)
+        for name in keys if self._optimizer is not None else ():
+            self._check_usable(name)
         for name, array in zip(keys, arrays, strict=True):
             self._apply(self._values[name], array)
         self._rounds += 1
@@ -105,23 +114,11 @@ class LocalStore(LaterVerbs):
         self, key: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:
         """Fetch values."""
-        self._check_open()
         keys, listed = as_keys(key)
-        values = [self._find(name) for name in keys]
-        outs = (
-            [np.empty_like(value.array) for value in values]
-            if out is None else as_values(len(keys), out, listed)
-        )
-        pairs = []
-        for name, value, given in zip(keys, values, outs, strict=True):
+        outs = self._outs(keys, listed, out)
+        for name, given in zip(keys, outs, strict=True):
             for target in given if isinstance(given, (list, tuple)) else [given]:
-                if not isinstance(target, np.ndarray) or not target.flags.writeable:
-                    raise TensorError("out must be a writable NumPy array", key=name,
-                                      got=type(target).__name__)
-                _same(name, value.array, target)
-                pairs.append((target, value.array))
-        for target, array in pairs:
-            np.copyto(target, array)
+                np.copyto(target, self._values[name].array)
         result = outs if listed else outs[0]
         return LocalHandle(result) if async_op else result
 
@@ -129,8 +126,11 @@ class LocalStore(LaterVerbs):
         self, key: Any, value: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:
         """Push, then pull; without `out` into the value."""
+        out = value if out is None else out
+        keys, listed = as_keys(key)
+        self._outs(keys, listed, out)  # a wrong one must not cost a push
         self.push(key, value, priority)
-        return self.pull(key, value if out is None else out, priority, async_op)
+        return self.pull(key, out, priority, async_op)
 
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
         """`init`, then `pull` into `out`."""
@@ -140,7 +140,8 @@ class LocalStore(LaterVerbs):
     def set_optimizer(self, optimizer: str | optim.Optimizer, **hyper: Any) -> None:
         """Let pushes be gradients; state of an earlier optimizer is dropped."""
         self._check_open()
-        self._optimizer = optim.resolve(optimizer, hyper)
+        chosen = optim.resolve(optimizer, hyper)
+        self._optimizer, self._hyper = type(chosen), dict(chosen.hyper)
         for value in self._values.values():
             value.state.clear()
             value.updates = 0
@@ -150,7 +151,7 @@ class LocalStore(LaterVerbs):
         self._check_open()
         if self._optimizer is None:
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
-        self._optimizer.hyper.update(optim.checked(type(self._optimizer), hyper))
+        self._hyper.update(optim.checked(self._optimizer, hyper))
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
@@ -197,8 +198,7 @@ class LocalStore(LaterVerbs):
         if self._optimizer is None:
             value.array = gradient.copy()
             return
-        name, hyper, dtype = self._optimizer.name, self._optimizer.hyper, value.dtype
-        updates.check_usable(name, dtype, hyper)
+        name, hyper, dtype = self._optimizer.name, self._hyper, value.dtype
         stored = gradient.reshape(-1).view(dtype.bits)
         total = stored.copy()
         if dtype.widen is not None:
@@ -207,6 +207,32 @@ class LocalStore(LaterVerbs):
         weights = value.array.reshape(-1).view(dtype.bits)
         value.updates += 1
         updates.run(name, dtype, weights, weights, total, value.state, hyper, value.updates)
+
+    def _check_usable(self, key: Key) -> None:
+        assert self._optimizer is not None
+        try:
+            updates.check_usable(self._optimizer.name, self._values[key].dtype, self._hyper)
+        except OptimizerError as error:
+            error.key = key
+            raise
+
+    def _outs(self, keys: tuple[Key, ...], listed: bool, out: Any) -> Sequence[Any]:
+        """Return one array (or list of device arrays) a key that can take its value."""
+        self._check_open()
+        stored = [self._find(name).array for name in keys]
+        if out is None:
+            return [np.empty_like(array) for array in stored]
+        outs = as_values(len(keys), out, listed)
+        for name, array, given in zip(keys, stored, outs, strict=True):
+            targets = given if isinstance(given, (list, tuple)) else [given]
+            if not targets:
+                raise TensorError("an empty list of arrays", key=name)
+            for target in targets:
+                if not isinstance(target, np.ndarray) or not target.flags.writeable:
+                    raise TensorError("out must be a writable NumPy array", key=name,
+                                      got=type(target).__name__)
+                _same(name, array, target)
+        return outs
 
     def _find(self, key: Key) -> _Value:
         value = self._values.get(key)

@@ -173,10 +173,13 @@ async def test_connect_gives_a_store_to_await() -> None:
 
 
 async def test_error_in_the_block_ends_the_connection_and_travels_on() -> None:
-    with pytest.raises(ValueError, match="mine"):
+    async def fail() -> None:
         async with asyncps.connect("dist_sync") as store:
             await store.init("w", np.zeros(5, "f4"))
             raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await fail()
 
 
 async def test_cancelled_block_ends_the_connection() -> None:

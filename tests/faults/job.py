@@ -121,7 +121,7 @@ class Job:
     def scheduler(self, **env: str | float) -> ManagedProcess:
         """Start the scheduler and learn where it listens."""
         process = self._role("scheduler", None, env)
-        self.address = process.wait_for_line(r"scheduler listening on (\S+)", START_S)[1]
+        self._learn_address(process)
         return process
 
     def server(self, rank: int | None = None, **env: str | float) -> ManagedProcess:
@@ -140,11 +140,17 @@ class Job:
     def start(
         self, code: str, *arguments: str, **env: str | float
     ) -> tuple[ManagedProcess, list[ManagedProcess], list[ManagedProcess]]:
-        """Start everybody; the workers run the same program."""
-        scheduler = self.scheduler(**env)
-        servers = [self.server(rank, **env) for rank in range(self.servers)]
-        workers = [self.worker(code, rank, *arguments, **env) for rank in range(self.workers)]
+        """Start everybody at once; the workers run the same program."""
+        with ReservedPort() as port:
+            self.address = f"127.0.0.1:{port.number}"
+            scheduler = self._role("scheduler", None, env)
+            servers = [self.server(rank, **env) for rank in range(self.servers)]
+            workers = [self.worker(code, rank, *arguments, **env) for rank in range(self.workers)]
+            self._learn_address(scheduler)
         return scheduler, servers, workers
+
+    def _learn_address(self, scheduler: ManagedProcess) -> None:
+        self.address = scheduler.wait_for_line(r"scheduler listening on (\S+)", START_S)[1]
 
     def _role(
         self, role: str, rank: int | None, env: dict[str, str | float]

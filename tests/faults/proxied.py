@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 from asyncps.config import Config
 from asyncps.core import Core
 from asyncps.embedded import Scope, embed
+from asyncps.errors import AsyncPSError
 from asyncps.kvstore import AsyncKVStore
 from asyncps.protocol.messages import StoreConfig
+from asyncps.roles.node import Node
 from asyncps.roles.scheduler import Scheduler
 from asyncps.roles.worker import Worker
 from asyncps.transport.connection import Connection
@@ -59,6 +61,10 @@ class Member:
         self.control = network.proxies[scheduler]
         servers = [m.port for m in worker.node.members if m.role == "server"]
         self.data = [network.proxies[port] for port in servers if port in network.proxies]
+
+    async def wait_cut_off(self) -> None:
+        """Wait until it has seen that its connection to the scheduler is gone."""
+        await wait_cut_off(self.worker.node)
 
     @property
     def rank(self) -> int:
@@ -111,6 +117,21 @@ async def proxied(
             await scope.close()
             for network in networks:
                 await network.close()
+
+
+async def wait_cut_off(node: Node) -> None:
+    """Wait until a node has seen that its connection to the scheduler is gone."""
+    seen = asyncio.Event()
+    link, told = node.link, node.link._on_down
+
+    def on_down(error: AsyncPSError) -> None:
+        told(error)
+        seen.set()
+
+    link._on_down = on_down
+    if link.connection is not None:
+        await asyncio.wait_for(seen.wait(), 5.0)
+    link._on_down = told
 
 
 async def _await(work: Awaitable[T]) -> T:

@@ -155,8 +155,7 @@ async def test_close_while_the_scheduler_is_cut_off_is_a_clean_end(
         for member in cluster.members:
             member.control.refuse()
             member.control.cut()
-            while member.worker.node.link.connection is not None:
-                await asyncio.sleep(0)
+            await member.wait_cut_off()
         closing = asyncio.create_task(cluster.all(lambda store: store.close()), name="closing")
         await asyncio.sleep(0)
         for member in cluster.members:

@@ -49,7 +49,7 @@ async def test_server_that_owes_an_answer_is_named_and_the_push_counts_once() ->
         handle = await first.store.push("w", np.ones(SIZE, "f4"))
         with pytest.raises(DeadlineExceeded, match=r"server 0 at .* did not answer within 0\.4 s"):
             await handle
-        with pytest.raises(DeadlineExceeded, match="server 0 at .* did not answer"):
+        with pytest.raises(DeadlineExceeded, match=r"server 0 at .* did not answer"):
             await first.store.statistics()
         first.data[0].thaw()
         await second.store.push("w", np.ones(SIZE, "f4"))

@@ -68,7 +68,7 @@ store.pushpull("b", np.ones(1000, "f4"))
 
 
 def test_exception_in_a_worker_ends_the_job_without_a_launcher(processes: ProcessGroup) -> None:
-    job = Job(processes, workers=2)
+    job = Job(processes, workers=2, ASYNCPS_RECONNECT_S=0.5)
     scheduler, servers, workers = job.start(FAILS)
     workers[1].wait_for_line("worker 1 has had enough", START_S)
     assert workers[1].wait(5.0) == 1
@@ -164,7 +164,7 @@ else:
 print("worker", store.rank, "is done", flush=True)
 """
     scheduler, servers, workers = job.start(program)
-    workers[0].wait_for_line(r"waiting for server 0 .*ranks \[1\]", START_S)
+    workers[0].wait_for_line(r"server 0 .*ranks \[1\]", START_S)
     workers[1].wait_for_line("this is worker 1", START_S)
     workers[0].send_signal(signal.SIGINT)
     workers[0].wait_for_line("worker 0 was interrupted", 5.0)
@@ -172,7 +172,7 @@ print("worker", store.rank, "is done", flush=True)
 
 
 def test_uncaught_ctrl_c_ends_a_worker_that_waits(processes: ProcessGroup) -> None:
-    job = Job(processes, workers=2)
+    job = Job(processes, workers=2, ASYNCPS_RECONNECT_S=0.5)
     program = PRELUDE + """
 store.init("w", np.zeros(30000, "f4"))
 if store.rank == 1:

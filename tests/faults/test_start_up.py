@@ -125,8 +125,8 @@ def test_busy_port_is_said_with_address_and_reason(processes: ProcessGroup) -> N
     with ReservedPort(listening=True) as busy:
         job = Job(processes)
         job.address = f"127.0.0.1:{busy.number}"
-        scheduler = processes.asyncps("scheduler", env={**job.env, "ASYNCPS_SCHEDULER": job.address},
-                                      cwd=ROOT)
+        env = {**job.env, "ASYNCPS_SCHEDULER": job.address}
+        scheduler = processes.asyncps("scheduler", env=env, cwd=ROOT)
         assert scheduler.wait(START_S) == 1
         assert f"cannot listen on {job.address}: " in scheduler.output
         assert "in use" in scheduler.output

@@ -24,6 +24,7 @@ from asyncps.roles.node import Node
 from asyncps.transport.link import control_frame
 from asyncps.transport.network import TcpNetwork
 from tests.faults.job import ReservedPort
+from tests.faults.proxied import wait_cut_off
 from tests.roles.cluster import Bench, bench, settings
 from tests.support.proxy import TcpProxy
 
@@ -152,8 +153,7 @@ async def test_node_that_was_late_itself_judges_nobody() -> None:
                 await complete(made, node)
                 before = proxy.connections
                 proxy.cut()
-                while node.link.connection is not None:
-                    await asyncio.sleep(0)
+                await wait_cut_off(node)
                 ctypes.PyDLL(None).usleep(1_300_000)  # the whole loop stands still
                 await asyncio.wait_for(proxy.wait_connections(before + 1), 5.0)
                 await asyncio.wait_for(node.link.wait_connected(), 5.0)

@@ -18,6 +18,7 @@ from asyncps_ext import wire
 
 TOKEN = "the token of these tests"
 HANDSHAKE_S = 10.0
+LAST_WAIT_S = 5.0  # of a test that has failed already: it shall end
 
 
 def network_of(name: str) -> Network:
@@ -156,10 +157,11 @@ async def open_door(network: Network, handshake_s: float = HANDSHAKE_S) -> Async
     finally:
         assert door.listening is not None
         door.listening.close()
-        for end in door.ends:
-            if end.connection is not None:
-                end.connection.abort()
-                await end.wait("lost")
+        async with asyncio.timeout(LAST_WAIT_S):
+            for end in door.ends:
+                if end.connection is not None:
+                    end.connection.abort()
+                    await end.wait("lost")
 
 
 async def dial(door: Door, end: Any, token: str = TOKEN, port: int = 0) -> Connection:
@@ -182,7 +184,8 @@ async def open_pair(network: Network) -> AsyncIterator[tuple[End, End]]:
             yield near, door.ends[0]
         finally:
             connection.abort()
-            await near.wait("lost")
+            async with asyncio.timeout(LAST_WAIT_S):
+                await near.wait("lost")
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,165 @@
+"""The worker: stores, deadlines, memory taken back, and links that are cut."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncps.errors import ConnectionLost, DeadlineExceeded, Disagreement, UnknownKey
+from asyncps.kvstore import KVStore
+from asyncps.protocol.messages import StoreConfig
+from asyncps.roles.server import WorkerPort
+from tests.support.cluster import on_cluster
+
+both_transports = pytest.mark.parametrize("transport", ["memory", "tcp"])
+
+
+def on_loop(store: KVStore, work: Any) -> Any:
+    """Runs a coroutine on the store's loop."""
+    return store._runtime.run(work)
+
+
+def test_same_name_is_the_same_store_and_other_words_are_a_disagreement() -> None:
+    def work(store: KVStore) -> None:
+        worker, client = store._core.worker, store._core.client
+        words = StoreConfig("dist_sync", "arrival", "sum")
+        assert on_loop(store, worker.open_store("default", words)) is client
+        other = on_loop(store, worker.open_store("other", words))
+        assert other.number != client.number
+        with pytest.raises(Disagreement, match="default"):
+            on_loop(store, worker.open_store("default", StoreConfig("dist_sync", "rank", "sum")))
+        store.barrier()
+
+    on_cluster(work)
+
+
+def test_look_up_learns_all_keys_or_none() -> None:
+    def work(store: KVStore) -> None:
+        worker, client = store._core.worker, store._core.client
+        if store.rank == 0:
+            store.init(["a", "b"], [np.zeros(3, "f4"), np.zeros(3, "f4")])
+        store.barrier()
+        if store.rank == 1:
+            with pytest.raises(UnknownKey, match="'c'"):
+                on_loop(store, worker.look_up(client, ["a", "c"]))
+            assert not client.keys
+            on_loop(store, worker.look_up(client, ["a", "b"]))
+            assert set(client.keys) == {"a", "b"}
+        store.barrier()
+
+    on_cluster(work)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_round_that_lasts_too_long_names_who_is_missing_and_stays_counted(
+    size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    gave_up = threading.Event()
+
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(size, "f4"))
+        if store.rank == 0:
+            value = np.ones(size, "f4")
+            with pytest.raises(DeadlineExceeded, match=r"round 1 .*ranks \[1, 2\].*counted.*'w'"):
+                store.pushpull("w", value)
+            value[:] = -1  # it is the caller's again
+            gave_up.set()
+        else:
+            assert gave_up.wait(10)
+            store.push("w", np.full(size, 10, "f4"))
+        assert np.all(store.pull("w") == 21)
+
+    with caplog.at_level(logging.WARNING):
+        on_cluster(work, workers=3, settings={"round_s": 0.4, "round_warning_s": 0.1})
+    assert "waits for ranks [1, 2]: key 'w'" in caplog.text
+
+
+def test_answer_that_a_live_server_owes_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(3, "f4"))
+        monkeypatch.setattr(WorkerPort, "_counted", lambda *_: None)
+        handle = store.push("w", np.ones(3, "f4"))
+        with pytest.raises(DeadlineExceeded, match=r"server 0 .*clock 1.*key 'w'"):
+            handle.wait(10)
+
+    on_cluster(work, workers=1, servers=1, settings={"answer_s": 0.4})
+
+
+@both_transports
+@pytest.mark.parametrize("seed", range(3))
+def test_links_that_are_cut_again_and_again_lose_and_double_nothing(
+    transport: str, seed: int
+) -> None:
+    def work(store: KVStore) -> None:
+        keys = ["a", "b", "large", "d"]
+        sizes = [3, 700, 400_000, 5]
+        store.init(keys, [np.zeros(s, "f4") for s in sizes])
+        store.set_optimizer("test")
+        rng = random.Random(100 * seed + store.rank)
+        links, runtime = store._core.worker.links, store._runtime
+        totals = [0] * len(keys)
+        n = store.num_workers
+        for turn in range(8):
+            chosen = [0, 1, 2, 3] if turn % 3 else [2, turn % 2, 3]
+            values = [np.full(sizes[i], turn + store.rank, "f4") for i in chosen]
+            names = [keys[i] for i in chosen]
+            cut = rng.choice(links)
+            if rng.random() < 0.5:
+                outs = [np.zeros(sizes[i], "f4") for i in chosen]
+                handle = store.pushpull(names, values, out=outs, async_op=True)
+                runtime.call(lambda link=cut: link.abort(ConnectionLost("cut by the test")))
+                got = handle.wait(10)
+            else:
+                store.push(names, values)
+                runtime.call(lambda link=cut: link.abort(ConnectionLost("cut by the test")))
+                got = store.pull(names)
+            for i, array in zip(chosen, got, strict=True):
+                totals[i] += n * turn + n * (n - 1) // 2
+                assert np.all(array == totals[i]), (turn, keys[i])
+        store.barrier()
+        assert all(server["parked"] == 0 for server in store.statistics()["servers"])
+        store.barrier()
+
+    on_cluster(work, transport=transport)
+
+
+@both_transports
+@pytest.mark.parametrize("size", [3, 500_000])
+def test_memory_that_was_taken_back_is_not_written_and_the_push_counts(
+    size: int, transport: str
+) -> None:
+    given_back = threading.Event()
+
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(size, "f4"))
+        if store.rank == 0:
+            value = np.ones(size, "f4")
+            handle = store.pushpull("w", value, async_op=True)
+            on_loop(store, store._core.let_go(handle._call))
+            value[:] = -7
+            given_back.set()
+            assert np.all(store.pull("w") == 11)
+            assert np.all(value == -7)
+        else:
+            assert given_back.wait(10)
+            store.push("w", np.full(size, 10, "f4"))
+            assert np.all(store.pull("w") == 11)
+
+    on_cluster(work, transport=transport)
+
+
+def test_rank_0_that_leaves_first_does_not_leave_others_waiting_for_its_keys() -> None:
+    def work(store: KVStore) -> str:
+        store.barrier()
+        if store.rank == 0:
+            return "left"
+        with pytest.raises(Exception, match="worker 0 left|rank 0 left") as error:
+            store.init("never", np.zeros(3, "f4"))
+        return type(error.value).__name__
+
+    assert on_cluster(work) == ["left", "ClusterError"]

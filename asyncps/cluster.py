@@ -207,7 +207,8 @@ class LocalCluster:
             worker = Worker(config, network, runtime.spawn)
             scope.roles.append(worker)
             await worker.start()
-            return Core(worker, await worker.open_store(name, wanted))
+            client = await worker.open_store(name, wanted)
+            return Core(worker, client, worker.shortcut(client))
 
         core = runtime.run(join())
         return KVStore(core, runtime, lambda: _leave(core, runtime))
@@ -239,7 +240,7 @@ class _Home:
         core = self._cores.get(name)
         if core is None:
             client.closed = False  # it may have been closed before
-            core = self._cores[name] = Core(self._worker, client)
+            core = self._cores[name] = Core(self._worker, client, self._worker.shortcut(client))
         return KVStore(core, self._runtime, lambda: self._release(name))
 
     def _release(self, name: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import contextlib
 from collections.abc import Callable, Generator
 from typing import Any
 
 from asyncps import optim
+from asyncps.budget import Budget
 from asyncps.errors import (
     AsyncPSError,
     ClosedError,
@@ -20,6 +21,7 @@ from asyncps.errors import (
 from asyncps.roles.client import Client
 from asyncps.roles.operation import Operation, resolve
 from asyncps.roles.plan import Plan
+from asyncps.roles.shortcut import Attempt, Shortcut, Step
 from asyncps.roles.worker import Worker
 from asyncps.tensor import dtypes
 from asyncps.values import (
@@ -29,41 +31,103 @@ from asyncps.values import (
     Outgoing,
     as_bytes,
     as_keys,
+    as_priority,
     as_values,
+    check_text,
     host_array,
     key_spec,
+    scatter_rows,
 )
 
 CAPABILITIES = ("optimizer",)
 
 
 class Call:
-    """One verb, checked and ready; `start` runs on the loop."""
+    """One verb, checked and ready; `start` runs on the loop.
 
-    __slots__ = ("_arrays", "_listed", "_work", "_worker", "copied_bytes", "op")
+    Attributes:
+        op: Ends when all is answered.
+        plan: Where the keys live.
+        outgoing: What is sent, if anything.
+        incoming: Where answers go, if there are any.
+    """
+
+    __slots__ = ("_core", "_listed", "_priority", "_step", "incoming", "op", "outgoing", "plan")
 
     def __init__(
-        self, worker: Worker, op: Operation, work: Callable[[], None], arrays: Any, listed: bool,
-        copied_bytes: int = 0,
+        self, core: Core, op: Operation, plan: Plan, outgoing: Outgoing | None,
+        incoming: Incoming | None, priority: int, listed: bool,
     ) -> None:
-        self._worker = worker
-        self.op = op
-        self._work = work
-        self._arrays = arrays
+        self._core = core
+        self._priority = priority if priority == 0 else as_priority(priority)
         self._listed = listed
-        self.copied_bytes = copied_bytes
+        self._step: Step | None = None
+        self.op = op
+        self.plan = plan
+        self.outgoing = outgoing
+        self.incoming = incoming
+        if incoming is not None and incoming.finishing:
+            op.finishing.extend(incoming.finishing)
+        if outgoing is not None and outgoing.pooled:
+            op.on_success(outgoing.release)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of values that were copied for this call."""
+        return 0 if self.outgoing is None else self.outgoing.copied_bytes
 
     def start(self) -> None:
         """Begin; errors are kept by the operation."""
-        self._worker.submit(self.op, self._work)
+        self._core.worker.submit(self.op, self._send if self._step is None else self._go_on)
+
+    def go_on_with(self, step: Step) -> None:
+        """Let `start` send the round that was begun on a lane."""
+        self._step = step
+
+    @property
+    def lone_value(self) -> memoryview:
+        """The bytes of the only unit that travels."""
+        assert self.outgoing is not None
+        return self.outgoing.slabs[0].data if self.plan.slabs else self.outgoing.large[0]
+
+    def take(self, value: memoryview) -> None:
+        """Put the answer of the only unit where it belongs, and end."""
+        assert self.incoming is not None
+        if self.plan.slabs:
+            slab = self.plan.slabs[0]
+            scatter_rows(value, slab.dtype, slab.shapes, self.incoming.slabs[0])
+        else:
+            self.incoming.large[0][:] = value
+        self.op.part_done()
 
     def result(self) -> Any:
         """Return what the verb returns, or raise why it failed; once ended."""
         if self.op.error is not None:
             raise self.op.error
-        if self._arrays is None or self._listed:
-            return self._arrays
-        return self._arrays[0]
+        if self.incoming is None:
+            return None
+        return self.incoming.arrays if self._listed else self.incoming.arrays[0]
+
+    def _send(self) -> None:
+        outgoing, incoming = self.outgoing, self.incoming
+        self._core.client.send(
+            self.op, self.plan,
+            None if outgoing is None else outgoing.large,
+            None if outgoing is None else outgoing.slabs,
+            None if incoming is None else incoming.large,
+            None if incoming is None else incoming.slabs,
+            self._priority,
+        )
+
+    def _go_on(self) -> None:
+        incoming, step = self.incoming, self._step
+        assert incoming is not None
+        assert step is not None
+        self._core.client.go_on(
+            self.op, self.plan, step, self.lone_value,
+            incoming.large[0] if incoming.large else None,
+            incoming.slabs[0] if incoming.slabs else None, self._priority,
+        )
 
 
 class Handle:
@@ -107,71 +171,13 @@ class Handle:
         return self._call.result()
 
 
-class Budget:
-    """Bytes of copies that may wait to be accepted; a push beyond it waits.
-
-    Args:
-        limit: The budget in bytes; one push larger than all of it goes alone.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._used = 0
-        self._condition = threading.Condition()
-        self._waiting: list[asyncio.Future[None]] = []
-
-    @property
-    def used(self) -> int:
-        """Bytes in use."""
-        return self._used
-
-    def wait(self, op: Operation, size: int, deadline_s: float) -> None:
-        """Block this thread until there is room, and take it until the operation ends."""
-        with self._condition:
-            if not self._condition.wait_for(lambda: self._fits(size), deadline_s):
-                raise self._exceeded(size, deadline_s)
-            self._used += size
-        op.finally_(lambda: self._give(size))
-
-    async def acquire(self, op: Operation, size: int, deadline_s: float) -> None:
-        """The same on the loop."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                while not self._fits(size):
-                    room = asyncio.get_running_loop().create_future()
-                    self._waiting.append(room)
-                    await room
-        except TimeoutError:
-            raise self._exceeded(size, deadline_s) from None
-        self._used += size
-        op.finally_(lambda: self._give(size))
-
-    def _fits(self, size: int) -> bool:
-        return self._used == 0 or self._used + size <= self._limit
-
-    def _give(self, size: int) -> None:
-        with self._condition:
-            self._used -= size
-            self._condition.notify_all()
-        waiting, self._waiting = self._waiting, []
-        for room in waiting:
-            if not room.done():
-                room.set_result(None)
-
-    def _exceeded(self, size: int, deadline_s: float) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"the servers did not accept earlier pushes within {deadline_s:g} s",
-            expected=f"room for {size} bytes in a send budget of {self._limit}",
-            got=f"{self._used} bytes not accepted yet",
-        )
-
-
 class Core:
     """One store of one worker."""
 
-    def __init__(self, worker: Worker, client: Client) -> None:
+    def __init__(self, worker: Worker, client: Client, shortcut: Shortcut | None = None) -> None:
         self.worker = worker
         self.client = client
+        self.shortcut = shortcut
         self.budget = Budget(worker.config.send_budget_bytes)
         self.deadline_s = worker.config.round_s
 
@@ -223,6 +229,7 @@ class Core:
         """Learn where keys live."""
         self._check_open()
         unknown = [key for key in keys if key not in self.client.keys]
+        check_text(unknown)
         await self.worker.look_up(self.client, unknown)
 
     def push(self, plan: Plan, keys: Any, values: Any, priority: int, copy: bool) -> Call:
@@ -251,12 +258,52 @@ class Core:
         outgoing = self._outgoing(plan, keys, values, copy=False)
         return self._build(Operation("assign", lent=True), plan, outgoing, None, keys, 0)
 
+    # ---- the caller's thread ----
+
+    def lanes_closed(self) -> contextlib.AbstractContextManager[None]:
+        """Keep the lanes closed while the loop changes what the store knows of its keys."""
+        return contextlib.nullcontext() if self.shortcut is None else self.shortcut.closed()
+
+    def begin(self, call: Call, on_loop: Callable[[Callable[[], None]], None]) -> None:
+        """Begin a call on the loop."""
+        if self.shortcut is None:
+            on_loop(call.start)
+            return
+        with self.shortcut.lock:
+            self.shortcut.note(call.op)
+            on_loop(call.start)
+
+    def pushpull_at_once(
+        self, call: Call, on_loop: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """Take the lane if that may be; the call has ended, or goes on over the loop."""
+        shortcut = self.shortcut
+        if shortcut is None or call.plan.lone is None:
+            self.begin(call, on_loop)
+            return
+        attempt = Attempt()
+        with shortcut.lock:
+            try:
+                shortcut.pushpull(call.plan, call.lone_value, attempt)
+            except AsyncPSError as error:
+                call.op.part_done(error)
+                return
+            finally:
+                if attempt.value is None and not call.op.ended:
+                    if attempt.step is not None:
+                        call.go_on_with(attempt.step)
+                    shortcut.note(call.op)
+                    on_loop(call.start)
+            if attempt.value is not None:
+                call.take(attempt.value)
+
     # ---- coroutines, on the loop ----
 
     async def init(self, keys: Any, values: Any) -> None:
         """Initialise keys."""
         self._check_open()
         names, listed = as_keys(keys)
+        check_text(names)
         given = as_values(len(names), values, listed)
         arrays: list[Array] = []
         for name, value in zip(names, given, strict=True):
@@ -352,25 +399,8 @@ class Core:
         self, op: Operation, plan: Plan, outgoing: Outgoing | None, incoming: Incoming | None,
         keys: Any, priority: int,
     ) -> Call:
-        if incoming is not None and incoming.finishing:
-            op.finishing.extend(incoming.finishing)
-        if outgoing is not None and outgoing.pooled:
-            op.on_success(outgoing.release)
-
-        def work() -> None:
-            self.client.send(
-                op, plan,
-                None if outgoing is None else outgoing.large,
-                None if outgoing is None else outgoing.slabs,
-                None if incoming is None else incoming.large,
-                None if incoming is None else incoming.slabs,
-                priority,
-            )
-
-        return Call(
-            self.worker, op, work, None if incoming is None else incoming.arrays,
-            isinstance(keys, (list, tuple)), 0 if outgoing is None else outgoing.copied_bytes,
-        )
+        listed = isinstance(keys, (list, tuple))
+        return Call(self, op, plan, outgoing, incoming, priority, listed)
 
 
 def is_capable(capability: str) -> bool:

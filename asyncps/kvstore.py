@@ -47,7 +47,8 @@ class KVStore(LaterVerbs):
         Raises:
             ShapeMismatch, DtypeMismatch: The key exists and is different.
         """
-        self._runtime.run(self._core.init(key, value))
+        with self._core.lanes_closed():
+            self._runtime.run(self._core.init(key, value))
 
     def assign(self, key: Any, value: Any) -> None:
         """Overwrite values; returns when the servers hold them.
@@ -56,7 +57,8 @@ class KVStore(LaterVerbs):
             key: A key or a list of keys that exist.
             value: As in `init`; lent until this returns.
         """
-        self._finish(self._call(key, lambda plan: self._core.assign(plan, key, value)))
+        call = self._call(key, lambda plan: self._core.assign(plan, key, value))
+        self._finish(call, self._core.begin)
 
     def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> Handle:
         """Contribute to the next round of keys.
@@ -74,7 +76,7 @@ class KVStore(LaterVerbs):
         """
         call = self._call(key, lambda plan: self._core.push(plan, key, value, priority, copy))
         self._core.budget.wait(call.op, call.copied_bytes, self._core.deadline_s)
-        self._runtime.call(call.start)
+        self._core.begin(call, self._runtime.call)
         return self._handle(call)
 
     def pull(
@@ -115,7 +117,9 @@ class KVStore(LaterVerbs):
             As `pull`.
         """
         call = self._call(key, lambda plan: self._core.pushpull(plan, key, value, out, priority))
-        return self._start(call, async_op)
+        if async_op:
+            return self._start(call, async_op)
+        return self._finish(call, self._core.pushpull_at_once)
 
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
         """`init`, then `pull` into `out`."""
@@ -195,7 +199,8 @@ class KVStore(LaterVerbs):
         keys, _ = as_keys(key)
         plan = self._core.plan(keys)
         if plan is None:
-            self._runtime.run(self._core.look_up(keys))
+            with self._core.lanes_closed():
+                self._runtime.run(self._core.look_up(keys))
             plan = self._core.plan(keys)
         return build(plan)
 
@@ -204,13 +209,15 @@ class KVStore(LaterVerbs):
 
     def _start(self, call: Call, async_op: bool) -> Any:
         if async_op:
-            self._runtime.call(call.start)
+            self._core.begin(call, self._runtime.call)
             return self._handle(call)
-        return self._finish(call)
+        return self._finish(call, self._core.begin)
 
-    def _finish(self, call: Call) -> Any:
+    def _finish(
+        self, call: Call, begin: Callable[[Call, Callable[[Callable[[], None]], None]], None]
+    ) -> Any:
         try:
-            self._runtime.call(call.start)
+            begin(call, self._runtime.call)
             call.op.wait()
         except KeyboardInterrupt:
             # Not before the loop has let go of the caller's memory.

@@ -21,7 +21,6 @@ from asyncps.later import LaterVerbs
 from asyncps.tensor import dtypes, updates
 from asyncps.values import Array, Key, as_keys, as_values, host_array, key_spec, merged
 
-
 _Kind = type[optim.Optimizer]
 
 

@@ -25,6 +25,7 @@ Key = int | str
 
 check_rows: Callable[..., int] = wire.check_rows
 gather_rows: Callable[..., int] = wire.gather_rows
+scatter_rows: Callable[..., int] = wire.scatter_rows
 
 _LARGEST_KEY = 1 << 63
 _PLAIN_KEYS = {str, int}
@@ -66,6 +67,31 @@ def as_keys(keys: object) -> tuple[tuple[Key, ...], bool]:
         twice = next(key for key in result if result.count(key) > 1)
         raise KeyExists("a key twice in one call", key=twice)
     return result, True
+
+
+def check_text(keys: Sequence[Key]) -> None:
+    """Refuse strings that have no UTF-8 form (lone surrogates): keys travel as text.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for key in keys:
+        if isinstance(key, str) and not key.isascii():
+            try:
+                key.encode()
+            except UnicodeEncodeError:
+                raise ConfigError("a key that is no Unicode text", got=repr(key)) from None
+
+
+def as_priority(priority: object) -> int:
+    """Return a priority as it travels.
+
+    Raises:
+        ConfigError: It is no integer of 32 bits.
+    """
+    if isinstance(priority, (int, np.integer)) and -(1 << 31) <= priority < 1 << 31:
+        return int(priority)
+    raise ConfigError("a priority is a 32-bit integer", got=repr(priority))
 
 
 def as_values(count: int, values: object, listed: bool) -> Sequence[Any]:

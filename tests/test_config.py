@@ -107,7 +107,7 @@ def test_value_that_cannot_be_right_is_refused_by_name(words: dict[str, Any]) ->
     with pytest.raises(ConfigError, match=list(words)[-1].replace("_", ".")) as error:
         Config(**words)
     assert error.value.got is not None
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         Config().replace(**words)
 
 

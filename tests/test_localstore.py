@@ -67,7 +67,7 @@ def test_init_of_a_key_that_exists_checks_and_changes_nothing(store: LocalStore)
     assert store.pull("w").tolist() == [1, 1, 1]
     with pytest.raises(ShapeMismatch, match=r"'w'.*\(3,\).*\(4,\)"):
         store.init("w", np.zeros(4, "f4"))
-    with pytest.raises(DtypeMismatch, match="'w'.*float32.*float64"):
+    with pytest.raises(DtypeMismatch, match=r"'w'.*float32.*float64"):
         store.init("w", np.zeros(3, "f8"))
 
 
@@ -152,7 +152,7 @@ def test_hyper_parameters_change_this_store_and_not_the_callers_optimizer(
 def test_integers_refuse_what_they_cannot_do(store: LocalStore) -> None:
     store.init("i", np.ones(3, "i4"))
     store.set_optimizer("sgd")
-    with pytest.raises(OptimizerError, match="'i'.*int32"):
+    with pytest.raises(OptimizerError, match=r"'i'.*int32"):
         store.push("i", np.ones(3, "i4"))
     assert store.pull("i").tolist() == [1, 1, 1]
     with asyncps.create("local", reduce="mean") as mean, pytest.raises(DtypeMismatch, match="'i'"):

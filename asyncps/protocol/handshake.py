@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from asyncps.errors import HandshakeError
 
 PROTOCOL_VERSION = 1
-FEATURES = 0
+LANE = 1  # feature: the second connection of a worker, see roles.lane
 NONCE_BYTES = 32
 MAC_BYTES = 32
 
@@ -42,12 +42,13 @@ class Hello:
     incarnation: int
     job: str
     nonce: bytes
+    features: int = 0
 
     def pack(self) -> bytes:
         """Return the fixed-layout bytes."""
         job = hashlib.sha256(self.job.encode()).digest()
         return _HELLO.pack(
-            _MAGIC, PROTOCOL_VERSION, 0, FEATURES, ROLE_NUMBERS[self.role], self.rank,
+            _MAGIC, PROTOCOL_VERSION, 0, self.features, ROLE_NUMBERS[self.role], self.rank,
             self.incarnation, job, self.nonce,
         )
 
@@ -59,6 +60,7 @@ class PeerHello:
     role: str
     rank: int
     incarnation: int
+    features: int = 0
 
 
 class Handshake:
@@ -151,7 +153,7 @@ class Handshake:
             raise HandshakeError("this is no asyncps peer", expected=_MAGIC, got=magic)
 
     def _read_hello(self, data: bytes) -> PeerHello:
-        magic, version, _, _, role, rank, incarnation, job, _ = _HELLO.unpack(data)
+        magic, version, _, features, role, rank, incarnation, job, _ = _HELLO.unpack(data)
         self._check_magic(magic)
         self._greeted = True
         if version != PROTOCOL_VERSION:
@@ -160,7 +162,7 @@ class Handshake:
             raise HandshakeError("unknown role", expected=", ".join(ROLE_NUMBERS), got=role)
         if not hmac.compare_digest(job, self._job):
             raise HandshakeError("the peer belongs to another job")
-        return PeerHello(_ROLE_NAMES[role], rank, incarnation)
+        return PeerHello(_ROLE_NAMES[role], rank, incarnation, features)
 
     def _mac(self, label: bytes) -> bytes:
         return hmac.new(self._token, label + self._transcript, hashlib.sha256).digest()

@@ -89,7 +89,9 @@ class Client:
     def _learn(self, piece: Piece, placement: Placement) -> RemoteUnit:
         unit = self.units.get(piece.unit)
         if unit is None:
-            unit = RemoteUnit(self.links[piece.server], piece.unit, piece.row >= 0)
+            unit = RemoteUnit(
+                self.links[piece.server], piece.server, piece.unit, piece.row >= 0
+            )
             self.units[piece.unit] = unit
         if piece.row >= 0:
             while len(unit.sizes) <= piece.row:
@@ -163,6 +165,25 @@ class Client:
                 op, kind, slab, None if slabs is None else slabs[place],
                 None if rows is None else rows[place], priority,
             )
+        op.part_done()
+
+    def go_on(
+        self, op: Operation, plan: Plan, step: Step, value: memoryview,
+        out: memoryview | None, rows: Sequence[Any] | None, priority: int,
+    ) -> None:
+        """Send a pushpull of one unit whose round was begun on a lane; it counts once."""
+        op.since = self._now()
+        if self.closed:
+            op.part_done(ClosedError("the store is closed"))
+            return
+        slab = plan.slabs[0] if plan.slabs else None
+        unit = plan.lone
+        assert unit is not None
+        op.add()
+        self._post(
+            op, PUSHPULL, unit, step, len(value), value, out,
+            None if slab is None or rows is None else (slab.dtype, slab.shapes, rows), priority,
+        )
         op.part_done()
 
     def _steps(self, kind: int, unit: RemoteUnit, rows: list[int] | None) -> list[Step]:

@@ -188,14 +188,16 @@ class Keeper:
                 self._give(part, waiters, clock)
         self.pool.give(buffer)
 
-    def pull(self, target: Target, rank: int, header: Header) -> bool:
+    def pull(
+        self, target: Target, rank: int, header: Header, port: Any = None
+    ) -> bool:
         """Answer with the value of round `clock`, now or when it is applied; True when now."""
         unit, rows = target
         parts = 1 if rows is None else len(rows)
         data = header.kind != Kind.WAIT
         waiter = Waiter(
             rank, header.request, header.unit, header.priority, data, header.clock,
-            [_NOTHING] * parts, parts,
+            [_NOTHING] * parts, parts, None, port,
         )
         if isinstance(unit, Unit):
             unit.arrived(rank, header.acked)

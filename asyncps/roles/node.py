@@ -77,7 +77,7 @@ class Node:
         self._address = parse_address(config.scheduler, 9091)
         self.link = Link(
             "the scheduler", self._dial, self._take, spawn, greet=self._greet,
-            on_down=self._went_down, on_refused=self.fail,
+            on_down=self._went_down, on_refused=self.fail, handshake_s=config.handshake_s,
         )
 
     # ---- the walk in ----

@@ -30,10 +30,11 @@ def agreement(type: str, order: str, reduce: str) -> StoreConfig:
 class RemoteUnit:
     """A unit of a server as a worker sees it."""
 
-    __slots__ = ("held", "link", "number", "row_keys", "sizes", "slab", "tail", "track")
+    __slots__ = ("held", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track")
 
-    def __init__(self, link: Link, number: int, slab: bool) -> None:
+    def __init__(self, link: Link, server: int, number: int, slab: bool) -> None:
         self.link = link
+        self.server = server
         self.number = number
         self.slab = slab
         self.sizes: list[int] = []
@@ -100,7 +101,7 @@ class SlabPlan:
 class Plan:
     """Where the keys of one call live: chunks by key, and slabs."""
 
-    __slots__ = ("empty", "infos", "large", "slabs")
+    __slots__ = ("empty", "infos", "large", "lone", "slabs")
 
     def __init__(self, infos: Sequence[KeyInfo]) -> None:
         self.infos = infos
@@ -114,3 +115,6 @@ class Plan:
             elif info.pieces:
                 self.large.append((index, info))
         self.slabs = [SlabPlan(unit, members, len(infos)) for unit, members in slabs.items()]
+        units = [unit for _, info in self.large for unit, _ in info.pieces]
+        units += [slab.unit for slab in self.slabs]
+        self.lone = units[0] if len(units) == 1 else None  # the only unit, if it is one

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
 from asyncps.errors import AsyncPSError
 from asyncps.protocol import messages
-from asyncps.protocol.handshake import NONCE_BYTES, Handshake, Hello
+from asyncps.protocol.handshake import Hello
+from asyncps.transport.blocking import open_socket
 from asyncps.transport.link import control_frame
 from asyncps.transport.tcp import parse_address
 
@@ -30,18 +28,9 @@ def report_death(
         Whether the scheduler has heard it; False when it could not be reached.
     """
     address = parse_address(scheduler, 9091)
+    hello = Hello("launcher", -1, 0, job, b"")
     try:
-        with socket.create_connection((address.host, address.port), timeout_s) as sock:
-            sock.settimeout(timeout_s)
-            nonce = os.urandom(NONCE_BYTES)
-            handshake = Handshake(Hello("launcher", -1, 0, job, nonce), token, connector=True)
-            sock.sendall(handshake.start())
-            while not handshake.done:
-                data = sock.recv(handshake.wanted)
-                if not data:
-                    return False
-                if answer := handshake.receive(data):
-                    sock.sendall(answer)
+        with open_socket(address.host, address.port, hello, token, timeout_s) as sock:
             sock.sendall(control_frame(messages.Died(role, rank, reason), 1, 0, 1))
             return bool(sock.recv(1))  # the answer says that it was taken in
     except (OSError, AsyncPSError):

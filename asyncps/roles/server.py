@@ -25,6 +25,7 @@ from asyncps.errors import (
 )
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Flag, Header, Kind
+from asyncps.protocol.handshake import LANE
 from asyncps.protocol.messages import AnyMessage, Install, Members, UnitSpec
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.node import Node, Spawn
@@ -69,6 +70,7 @@ class Server:
         self.pool = Pool(_POOL_BYTES)
         self.keepers: dict[int, Keeper] = {}
         self.ports: dict[int, WorkerPort] = {}
+        self.lanes: dict[int, WorkerPort] = {}
         self.incarnations: dict[int, int] = {}
         self.gone = 0  # ranks that have left, one bit each
         self.host = socket.gethostname()
@@ -105,7 +107,7 @@ class Server:
         """Leave and close every connection."""
         if self._listening is not None:
             self._listening.close()
-        for port in self.ports.values():
+        for port in (*self.ports.values(), *self.lanes.values()):
             if port.connection is not None:
                 port.connection.close()
         await self.node.leave()
@@ -123,9 +125,10 @@ class Server:
         if self.incarnations.get(peer.rank) != peer.incarnation:
             raise StaleIncarnation("not the worker that the scheduler knows", rank=peer.rank,
                                    expected=self.incarnations.get(peer.rank), got=peer.incarnation)
-        port = self.ports.get(peer.rank)
+        ports = self.lanes if peer.features & LANE else self.ports
+        port = ports.get(peer.rank)
         if port is None:
-            port = self.ports[peer.rank] = WorkerPort(self, peer.rank)
+            port = ports[peer.rank] = WorkerPort(self, peer.rank)
         port.attach(connection)
         return port
 
@@ -133,9 +136,12 @@ class Server:
         """A worker's connection is gone; it may come back."""
         if self._listening is not None:
             self._listening.proven(connection)
-        port = self.ports.get(connection.peer.rank) if connection.peer else None
-        if port is not None and port.connection is connection:
-            port.detach()
+        if connection.peer is None:
+            return
+        for ports in (self.ports, self.lanes):
+            port = ports.get(connection.peer.rank)
+            if port is not None and port.connection is connection:
+                port.detach()
 
     def _accept(self) -> Connection:
         return Connection(self, self.node.hello(), self.config.token, connector=False)
@@ -187,7 +193,7 @@ class Server:
 
     def answer(self, waiter: Waiter) -> None:
         """Send the answer of a waiter that has all its parts."""
-        port = self.ports[waiter.rank]
+        port: WorkerPort = waiter.port or self.ports[waiter.rank]
         port.parked.discard(waiter.request)
         if waiter.error is not None:
             port.refuse(waiter.request, waiter.priority, waiter.error)
@@ -200,9 +206,9 @@ class Server:
             size, 0, 0,
         )
         if waiter.data:
-            port.outbox.post(Outgoing(waiter.priority, [header, *parts], len(header) + size))
+            port.send(Outgoing(waiter.priority, [header, *parts], len(header) + size))
         else:
-            port.outbox.post(Outgoing(waiter.priority, [header], len(header)))
+            port.send(Outgoing(waiter.priority, [header], len(header)))
 
 
 class WorkerPort:
@@ -302,12 +308,20 @@ class WorkerPort:
         except AsyncPSError as error:
             self._error(header, error)
 
+    def send(self, frame: Outgoing) -> None:
+        """Queue an answer; without a connection there is nobody who waits for it.
+
+        Whoever comes back asks again.
+        """
+        if self.connection is not None:
+            self.outbox.post(frame)
+
     def refuse(self, request: int, priority: int, error: AsyncPSError) -> None:
         """Answer a request with an error."""
         info = messages.error_to_wire(error, self.server.host)
         table = messages.encode(info)
         header = pack_header(Kind.ERROR, 0, 0, 0, request, 0, 0, 0, len(table), 0, 0, 0)
-        self.outbox.post(Outgoing(priority, [header, table], len(header) + len(table)))
+        self.send(Outgoing(priority, [header, table], len(header) + len(table)))
 
     def _counted(self, keeper: Keeper, target: Target, header: Header) -> None:
         """Answer a push that was counted, now or before."""
@@ -320,13 +334,13 @@ class WorkerPort:
         if len(self.parked) >= _MAX_PARKED:
             raise RemoteProtocolError("too many requests wait", expected=f"at most {_MAX_PARKED}")
         self.parked.add(header.request)
-        keeper.pull(target, self.rank, header)
+        keeper.pull(target, self.rank, header, self)
 
     def _ack(self, header: Header) -> None:
         frame = pack_header(
             Kind.ACK, 0, 0, 0, header.request, header.unit, 0, header.clock, 0, 0, 0, 0
         )
-        self.outbox.post(Outgoing(header.priority, [frame], len(frame)))
+        self.send(Outgoing(header.priority, [frame], len(frame)))
 
     def _control(self, header: Header, message: AnyMessage) -> None:
         answer: messages.Message
@@ -341,10 +355,10 @@ class WorkerPort:
             raise RemoteProtocolError("a message that a server does not take",
                                       got=type(message).__name__)
         frame = control_frame(answer, header.request, self.server.node.incarnation)
-        self.outbox.post(Outgoing(1 << 30, [frame], len(frame)))
+        self.send(Outgoing(1 << 30, [frame], len(frame)))
 
     def _statistics(self, keeper: Keeper) -> messages.ServerStatistics:
-        ports = self.server.ports.values()
+        ports = [*self.server.ports.values(), *self.server.lanes.values()]
         live = [port.connection for port in ports if port.connection is not None]
         return messages.ServerStatistics(
             sum(p.received_before for p in ports) + sum(c.received for c in live),

@@ -70,6 +70,7 @@ class Waiter:
         parts: The versions that the answer is made of.
         pending: How many of them are still missing.
         error: Why there will be no answer.
+        port: Where it asked, if that is not its rank's first connection.
     """
 
     rank: int
@@ -81,6 +82,7 @@ class Waiter:
     parts: list[memoryview]
     pending: int
     error: AsyncPSError | None = None
+    port: Any = None
 
 
 class Version:

@@ -21,9 +21,11 @@ from asyncps.protocol.messages import (
 )
 from asyncps.roles.client import Client
 from asyncps.roles.deadlines import Deadlines, cut, take_back
+from asyncps.roles.lane import Lanes
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import RemoteUnit
+from asyncps.roles.shortcut import Shortcut
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link
 from asyncps.transport.network import Network
@@ -46,6 +48,7 @@ class Worker:
         self.node.on_failure.append(self._failed)
         self.links: list[Link] = []
         self.clients: dict[str, Client] = {}
+        self.lanes: list[Lanes] = []
         self._closed = False
 
     async def start(self) -> None:
@@ -74,6 +77,8 @@ class Worker:
         self._closed = True
         for client in self.clients.values():
             client.closed = True
+        for lanes in self.lanes:
+            lanes.close()
         error = ClosedError("the store is closed")
         for link in self.links:
             link.kill(error)
@@ -83,7 +88,8 @@ class Worker:
         """Return the sockets of all connections, for a forked child to close."""
         links = [self.node.link, *self.links]
         found = [link.connection.socket() for link in links if link.connection is not None]
-        return [sock for sock in found if sock is not None]
+        lanes = [sock for lanes in self.lanes for sock in lanes.sockets()]
+        return [sock for sock in found if sock is not None] + lanes
 
     # ---- stores ----
 
@@ -99,6 +105,14 @@ class Worker:
             client = Client(answer.store, config, self.node.incarnation, self.links, loop.time)
             self.clients[name] = client
         return client
+
+    def shortcut(self, client: Client) -> Shortcut | None:
+        """Return the lanes of a store that is used by blocking calls, if there can be any."""
+        if not self.node.network.has_sockets:
+            return None
+        lanes = Lanes(self.node)
+        self.lanes.append(lanes)
+        return Shortcut(self.node, client, lanes)
 
     async def init(
         self, client: Client, specs: Sequence[KeySpec], values: Sequence[memoryview]
@@ -239,7 +253,7 @@ class Worker:
 
         return Link(
             f"server {member.rank} at {member.hostname}", dial, self._unasked, self.node.spawn,
-            on_refused=self.node.fail,
+            on_refused=self.node.fail, handshake_s=self.config.handshake_s,
         )
 
     def _unasked(self, message: AnyMessage, request: int) -> None:

@@ -80,6 +80,16 @@ class UnitTrack:
             return [steps[0]._replace(rows=None)]
         return steps
 
+    def is_open(self, rows: Rows = None) -> bool:
+        """Tell whether a push of these rows is one step that need not wait."""
+        clock = self._clock
+        if self._clocks is not None:
+            clocks = {self._clocks[row] for row in (range(self.rows) if rows is None else rows)}
+            if len(clocks) != 1:
+                return False
+            clock = clocks.pop()
+        return not self._must_wait(clock + 1, rows)
+
     def pull(self, rows: Rows = None) -> list[Step]:
         """Return the clocks that a pull of some rows must see: this worker's last pushes."""
         if self._clocks is None:

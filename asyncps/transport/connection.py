@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from asyncps.errors import (
@@ -66,7 +67,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self, owner: Owner, hello: Hello, token: str, *, connector: bool
     ) -> None:
-        fresh = Hello(hello.role, hello.rank, hello.incarnation, hello.job, os.urandom(NONCE_BYTES))
+        fresh = replace(hello, nonce=os.urandom(NONCE_BYTES))
         self._owner = owner
         self._handshake: Handshake | None = Handshake(fresh, token, connector=connector)
         self._hello_buffer = bytearray(512)

@@ -29,7 +29,13 @@ class Listening(Protocol):
 
 
 class Network(Protocol):
-    """Opens and accepts connections."""
+    """Opens and accepts connections.
+
+    Attributes:
+        has_sockets: A blocking socket may be opened to the same host and port.
+    """
+
+    has_sockets: bool
 
     async def connect(
         self, factory: Factory, host: str, port: int, control_timeout_s: float | None = None
@@ -44,6 +50,8 @@ class Network(Protocol):
 
 class TcpNetwork:
     """Sockets."""
+
+    has_sockets = True
 
     async def connect(
         self, factory: Factory, host: str, port: int, control_timeout_s: float | None = None
@@ -63,6 +71,8 @@ class TcpNetwork:
 
 class MemoryNetwork:
     """Ports that exist in this object only, for roles that share one event loop."""
+
+    has_sockets = False
 
     def __init__(self) -> None:
         self._factories: dict[int, Factory] = {}

@@ -86,4 +86,5 @@ def huge_key(store: KVStore) -> None:
 @pytest.mark.parametrize("transport", ["memory", "tcp"])
 def test_k23_key_of_more_than_two_gib(transport: str) -> None:
     patient: dict[str, Any] = {"round_s": 250.0, "answer_s": 250.0}
-    on_cluster(huge_key, workers=2 if transport == "memory" else 1, servers=2, transport=transport, settings=patient)
+    workers = 2 if transport == "memory" else 1
+    on_cluster(huge_key, workers=workers, servers=2, transport=transport, settings=patient)

@@ -88,7 +88,7 @@ def test_init_of_a_key_that_exists_checks_and_changes_nothing() -> None:
         assert store.pull("w").tolist() == [1, 1, 1]
         with pytest.raises(ShapeMismatch, match=r"'w'.*\(3,\).*\(4,\)"):
             store.init("w", np.ones(4, "f4"))
-        with pytest.raises(DtypeMismatch, match="'w'.*float32.*int32"):
+        with pytest.raises(DtypeMismatch, match=r"'w'.*float32.*int32"):
             store.init("w", np.ones(3, "i4"))
         still_works(store, "w", (3,))
 
@@ -119,6 +119,40 @@ def test_what_is_no_key_is_a_config_error(key: object) -> None:
         still_works(store, "w", (3,))
 
     on_cluster(work, workers=1, servers=1)
+
+
+@pytest.mark.parametrize("priority", [1 << 31, -(1 << 31) - 1, 1.5, "high", None])
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_priority_that_does_not_fit_is_refused_and_nothing_is_sent(
+    priority: object, size: int
+) -> None:
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(size, "f4"))
+        value = np.ones(size, "f4")
+        for verb in (
+            lambda: store.push("w", value, priority=priority), lambda: store.pull(
+                "w", priority=priority),
+            lambda: store.pushpull("w", value, priority=priority, async_op=True),
+        ):  # fmt: skip
+            with pytest.raises(ConfigError, match="priority"):
+                verb()
+        store.pull("w", priority=np.int64((1 << 31) - 1))  # type: ignore[arg-type]
+        still_works(store, "w", (size,))
+
+    on_cluster(work, workers=1)
+
+
+def test_key_that_is_no_text_is_a_config_error() -> None:
+    def work(store: KVStore) -> None:
+        store.init("schlüssel", np.zeros(3, "f4"))
+        for verb in (
+            lambda: store.init("\ud800", np.zeros(3, "f4")), lambda: store.pull("\ud800"),
+        ):
+            with pytest.raises(ConfigError, match="Unicode"):
+                verb()
+        still_works(store, "schlüssel", (3,))
+
+    on_cluster(work, workers=1)
 
 
 def test_lists_must_fit_and_name_no_key_twice() -> None:

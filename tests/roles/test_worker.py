@@ -158,7 +158,7 @@ def test_rank_0_that_leaves_first_does_not_leave_others_waiting_for_its_keys() -
         store.barrier()
         if store.rank == 0:
             return "left"
-        with pytest.raises(Exception, match="worker 0 left|rank 0 left") as error:
+        with pytest.raises(Exception, match=r"worker 0 left|rank 0 left") as error:
             store.init("never", np.zeros(3, "f4"))
         return type(error.value).__name__
 

@@ -38,7 +38,7 @@ def test_replay_is_recognised_before_and_after_its_round() -> None:
 
 def test_skipped_clock_is_refused_and_counts_nothing() -> None:
     rounds = Rounds()
-    with pytest.raises(RemoteProtocolError, match="rank 0.*expected 1, got 2"):
+    with pytest.raises(RemoteProtocolError, match=r"rank 0.*expected 1, got 2"):
         rounds.contribute(0, 2, 0b11)
     assert rounds.contribute(0, 1, 0b11) == FIRST
 

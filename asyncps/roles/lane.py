@@ -1,0 +1,190 @@
+"""Small values without the loop: a second, blocking connection from a worker to each server.
+
+Measured: through the background thread a 4 KB pushpull costs two thread hops and a turn of the
+event loop in the worker, which is more than the network and the server together. So a blocking
+pushpull of one small unit is sent and received by the calling thread itself, over a connection of
+its own, whenever nothing else of its store is under way.
+
+It is a short cut and no more. When the answer does not come at once (others are late, the
+connection broke), the very same request goes the ordinary way over the loop: the server knows the
+clock and counts it once. The answer that comes late on the lane is read past the next time.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from asyncps.errors import AsyncPSError, RemoteProtocolError
+from asyncps.protocol import messages
+from asyncps.protocol.frames import HEADER_SIZE, Header, Kind
+from asyncps.protocol.handshake import LANE
+from asyncps.roles.node import Node
+from asyncps.transport.blocking import close_quietly, open_socket, send_parts, wait_at_most
+from asyncps_ext import wire
+
+log = logging.getLogger(__name__)
+
+# The largest value: beyond it the loop's overlap of sending and receiving wins (measured).
+LANE_BYTES = 64 << 10
+
+# How long a lane waits for an answer before the loop takes over. In step, answers take a tenth of
+# it; a straggler's round is sent twice, which the server recognises.
+PATIENCE_S = 0.005
+
+# A lane that could not be opened, or broke, is not tried again for this long.
+_PAUSE_S = 1.0
+
+# Requests of a lane are numbered apart from those of the loop.
+LANE_NUMBERS = 1 << 62
+
+_DATA, _ERROR = int(Kind.DATA), int(Kind.ERROR)
+
+
+class _Lane:
+    """One connection and what was read ahead on it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = bytearray(2 * (HEADER_SIZE + LANE_BYTES))
+        self._view = memoryview(self._buffer)
+        self._begin = self._end = 0
+
+    def receive(self) -> tuple[Header, memoryview, memoryview]:
+        """Return the next frame: header, table, payload; valid until the next call.
+
+        Raises:
+            BlockingIOError: None came within the patience; it may come later.
+            OSError: The connection is gone.
+            RemoteProtocolError: What came is no answer.
+        """
+        while True:
+            have = self._end - self._begin
+            if have >= HEADER_SIZE:
+                header = self._header()
+                size = HEADER_SIZE + header.table_bytes + header.payload_bytes
+                if have >= size:
+                    start = self._begin
+                    middle = start + HEADER_SIZE + header.table_bytes
+                    self._begin = start + size
+                    view = self._view
+                    return header, view[start + HEADER_SIZE : middle], view[middle : start + size]
+            if self._begin:
+                self._buffer[:have] = self._buffer[self._begin : self._end]
+                self._begin, self._end = 0, have
+            count = self.sock.recv_into(self._view[self._end :])
+            if not count:
+                raise ConnectionError("closed by the server")
+            self._end += count
+
+    def _header(self) -> Header:
+        try:
+            header = Header._make(wire.parse_header(self._view, self._begin))
+        except ValueError as error:
+            raise RemoteProtocolError(f"not a frame: {error}") from None
+        if header.table_bytes + header.payload_bytes > LANE_BYTES:
+            raise RemoteProtocolError("an answer too long for a lane", got=header.payload_bytes)
+        return header
+
+
+class Lanes:
+    """The lanes of one worker; used by one thread at a time, see `shortcut`.
+
+    Args:
+        node: This worker.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._places = [
+            (m.host, m.port)
+            for m in sorted(node.members, key=lambda m: m.rank) if m.role == "server"
+        ]
+        self._open: dict[int, _Lane] = {}
+        self._closed_until: dict[int, float] = {}
+        self._next = LANE_NUMBERS
+
+    def number(self) -> int:
+        """Return the number of the next request."""
+        self._next += 1
+        return self._next
+
+    def sockets(self) -> list[socket.socket]:
+        """Return the open sockets, for a forked child to close."""
+        return [lane.sock for lane in self._open.values()]
+
+    def ready(self, server: int) -> bool:
+        """Tell whether there is a lane to this server; open it if not."""
+        if server in self._open:
+            return True
+        if time.monotonic() < self._closed_until.get(server, 0.0):
+            return False
+        node, config = self._node, self._node.config
+        host, port = self._places[server]
+        try:
+            hello = replace(node.hello(), features=LANE)
+            sock = open_socket(host, port, hello, config.token, min(1.0, config.handshake_s))
+            wait_at_most(sock, PATIENCE_S)
+        except (OSError, AsyncPSError) as error:
+            log.debug("no lane to server %d: %s", server, error)
+            self.drop(server)
+            return False
+        self._open[server] = _Lane(sock)
+        return True
+
+    def exchange(
+        self, server: int, number: int, parts: Sequence[bytes | memoryview], size: int,
+        expected: int,
+    ) -> memoryview | None:
+        """Send a request and wait a little for its answer.
+
+        Args:
+            server: To whom.
+            number: The request's number.
+            parts: Header, table and payload.
+            size: Bytes of all parts.
+            expected: Bytes of the value that is to come.
+
+        Returns:
+            The value, valid until the next exchange; None when the loop must take over.
+
+        Raises:
+            AsyncPSError: The server's error.
+        """
+        lane = self._open[server]
+        try:
+            send_parts(lane.sock, parts, size)
+            while True:
+                header, table, payload = lane.receive()
+                if header.request == number:
+                    break  # an older one came late, and somebody has had it over the loop
+        except BlockingIOError:
+            return None
+        except (OSError, RemoteProtocolError) as error:
+            log.debug("the lane to server %d broke: %s", server, error)
+            self.drop(server)
+            return None
+        if header.kind == _ERROR:
+            info = messages.decode(table)
+            if isinstance(info, messages.ErrorInfo):
+                raise messages.error_from_wire(info)
+        if header.kind != _DATA or len(payload) != expected:
+            self.drop(server)
+            return None
+        return payload
+
+    def drop(self, server: int) -> None:
+        """Close one lane; it is opened again later."""
+        lane = self._open.pop(server, None)
+        if lane is not None:
+            close_quietly(lane.sock)
+        self._closed_until[server] = time.monotonic() + _PAUSE_S
+
+    def close(self) -> None:
+        """Close all lanes for good."""
+        for server in range(len(self._places)):
+            self.drop(server)
+            self._closed_until[server] = float("inf")

@@ -1,0 +1,128 @@
+"""When a pushpull may take the lane, and what happens when its answer stays away.
+
+The lane sends in the caller's thread while the loop's thread owns everything else, so it is taken
+only if nothing of this store is under way, and nothing may begin meanwhile: whoever begins
+something holds `lock`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from asyncps.errors import AsyncPSError
+from asyncps.protocol.frames import HEADER_SIZE, Flag, Kind
+from asyncps.roles.client import Client
+from asyncps.roles.lane import LANE_BYTES, Lanes
+from asyncps.roles.node import Node
+from asyncps.roles.operation import Operation
+from asyncps.roles.plan import Plan
+from asyncps.state.requests import Step
+from asyncps_ext import wire
+
+__all__ = ["Attempt", "Shortcut", "Step"]
+
+pack_header: Callable[..., bytes] = wire.pack_header
+
+_PUSHPULL = int(Kind.PUSHPULL)
+
+
+class Attempt:
+    """One try on the lane.
+
+    Attributes:
+        value: The answer; valid until the next try.
+        step: The round that was begun: what the loop must go on with when there is no answer.
+    """
+
+    __slots__ = ("step", "value")
+
+    def __init__(self) -> None:
+        self.value: memoryview | None = None
+        self.step: Step | None = None
+
+
+class Shortcut:
+    """The lanes of one store.
+
+    Args:
+        node: This worker.
+        client: The store.
+        lanes: Its lanes.
+
+    Attributes:
+        lock: Held while something of the store begins, and while a try lasts.
+        live: Operations that were begun and have not ended.
+    """
+
+    def __init__(self, node: Node, client: Client, lanes: Lanes) -> None:
+        self._node = node
+        self._client = client
+        self._lanes = lanes
+        self.lock = threading.Lock()
+        self.live: set[object] = set()
+
+    def note(self, op: Operation) -> None:
+        """Something begins the ordinary way; to be called under the lock."""
+        self.live.add(op)
+        op.finally_(lambda: self.live.discard(op))
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Keep the lanes closed while the loop changes what the store knows of its keys."""
+        token = object()
+        with self.lock:
+            self.live.add(token)
+        try:
+            yield
+        finally:
+            self.live.discard(token)
+
+    def pushpull(self, plan: Plan, value: memoryview, attempt: Attempt) -> None:
+        """Try to push a value and to pull the round's.
+
+        Args:
+            plan: Its only unit is what travels.
+            value: The bytes of that unit (of the rows of it that the plan names).
+            attempt: Filled, even if this raises: a step without a value goes on over the loop.
+
+        Raises:
+            AsyncPSError: The server's error; the round is over.
+        """
+        unit = plan.lone
+        client = self._client
+        if unit is None or len(value) > LANE_BYTES or client.closed or self.live:
+            return
+        if unit.link.unanswered or self._node.failure is not None:
+            return
+        rows = plan.slabs[0].rows if plan.slabs else None
+        if rows is not None and len(rows) == unit.track.rows:
+            rows = None
+        track, lanes = unit.track, self._lanes
+        if not track.is_open(rows) or not lanes.ready(unit.server):
+            return
+        step = attempt.step = track.push(rows)[0]
+        number = lanes.number()
+        flags, table = 0, b""
+        if step.rows is not None:
+            flags, table = Flag.ROWS, np.asarray(step.rows, "<u4").tobytes()
+        header = pack_header(
+            _PUSHPULL, flags, client.incarnation, client.number, number, unit.number, 0,
+            step.clock, len(table), len(value), track.floor(step), client.hyper_version,
+        )
+        parts: list[bytes | memoryview] = [header, table, value] if table else [header, value]
+        track.asked(number, step.clock, step.rows)
+        size = HEADER_SIZE + len(table) + len(value)
+        try:
+            attempt.value = lanes.exchange(unit.server, number, parts, size, len(value))
+        except AsyncPSError:
+            attempt.step = None
+            raise
+        finally:
+            if attempt.value is None:
+                track.failed(number)
+            else:
+                track.answered(number)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NoReturn
 
 from asyncps import errors, optim
+from asyncps.call import Handle
 from asyncps.cluster import LocalCluster, connect, create
 from asyncps.config import Config
-from asyncps.core import Handle
 from asyncps.data import SplitSampler
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.later import LATER_NAMES

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from asyncps import optim
-from asyncps.core import Call, Core, Handle
+from asyncps.call import Call, Handle
+from asyncps.core import Core
 from asyncps.later import LaterVerbs
 from asyncps.roles.runtime import Runtime
 from asyncps.values import as_keys

@@ -61,6 +61,7 @@ ROOMS = (
     Room("asyncps.later", 7.0, WIRE),
     Room("asyncps.values", 7.1, WIRE),
     Room("asyncps.budget", 7.1, WIRE),
+    Room("asyncps.call", 7.12, WIRE),
     Room("asyncps.core", 7.15, WIRE),
     Room("asyncps.localstore", 7.2, WIRE),
     Room("asyncps.kvstore", 7.2, WIRE),

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import ipaddress
 import logging
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -136,6 +137,9 @@ async def connect(
 
 
 def _reason(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    if number and number > 0:
+        return os.strerror(number)  # the standard loop has words of its own
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -1,0 +1,147 @@
+"""One call of a verb, built in the caller's thread; and the Handle that users wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+from asyncps.errors import AsyncPSError, DeadlineExceeded
+from asyncps.roles.client import Client
+from asyncps.roles.operation import Operation, resolve
+from asyncps.roles.plan import Plan
+from asyncps.roles.shortcut import Step
+from asyncps.roles.worker import Worker
+from asyncps.values import Incoming, Outgoing, as_priority, scatter_rows
+
+
+class Call:
+    """One verb, checked and ready; `start` runs on the loop.
+
+    Attributes:
+        op: Ends when all is answered.
+        plan: Where the keys live.
+        outgoing: What is sent, if anything.
+        incoming: Where answers go, if there are any.
+    """
+
+    __slots__ = (
+        "_client", "_listed", "_priority", "_step", "_worker", "incoming", "op", "outgoing", "plan",
+    )
+
+    def __init__(
+        self, worker: Worker, client: Client, op: Operation, plan: Plan, outgoing: Outgoing | None,
+        incoming: Incoming | None, priority: int, listed: bool,
+    ) -> None:
+        self._worker = worker
+        self._client = client
+        self._priority = priority if priority == 0 else as_priority(priority)
+        self._listed = listed
+        self._step: Step | None = None
+        self.op = op
+        self.plan = plan
+        self.outgoing = outgoing
+        self.incoming = incoming
+        if incoming is not None and incoming.finishing:
+            op.finishing.extend(incoming.finishing)
+        if outgoing is not None and outgoing.pooled:
+            op.on_success(outgoing.release)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of values that were copied for this call."""
+        return 0 if self.outgoing is None else self.outgoing.copied_bytes
+
+    def start(self) -> None:
+        """Begin; errors are kept by the operation."""
+        self._worker.submit(self.op, self._send if self._step is None else self._go_on)
+
+    def go_on_with(self, step: Step) -> None:
+        """Let `start` send the round that was begun on a lane."""
+        self._step = step
+
+    @property
+    def lone_value(self) -> memoryview:
+        """The bytes of the only unit that travels."""
+        assert self.outgoing is not None
+        return self.outgoing.slabs[0].data if self.plan.slabs else self.outgoing.large[0]
+
+    def take(self, value: memoryview) -> None:
+        """Put the answer of the only unit where it belongs, and end."""
+        assert self.incoming is not None
+        if self.plan.slabs:
+            slab = self.plan.slabs[0]
+            scatter_rows(value, slab.dtype, slab.shapes, self.incoming.slabs[0])
+        else:
+            self.incoming.large[0][:] = value
+        self.op.part_done()
+
+    def result(self) -> Any:
+        """Return what the verb returns, or raise why it failed; once ended."""
+        if self.op.error is not None:
+            raise self.op.error
+        if self.incoming is None:
+            return None
+        return self.incoming.arrays if self._listed else self.incoming.arrays[0]
+
+    def _send(self) -> None:
+        outgoing, incoming = self.outgoing, self.incoming
+        self._client.send(
+            self.op, self.plan,
+            None if outgoing is None else outgoing.large,
+            None if outgoing is None else outgoing.slabs,
+            None if incoming is None else incoming.large,
+            None if incoming is None else incoming.slabs,
+            self._priority,
+        )
+
+    def _go_on(self) -> None:
+        incoming, step = self.incoming, self._step
+        assert incoming is not None
+        assert step is not None
+        self._client.go_on(
+            self.op, self.plan, step, self.lone_value,
+            incoming.large[0] if incoming.large else None,
+            incoming.slabs[0] if incoming.slabs else None, self._priority,
+        )
+
+
+class Handle:
+    """A verb under way: `wait()` it, or await it on a loop."""
+
+    def __init__(self, call: Call, on_loop: Callable[[Callable[[], None]], None]) -> None:
+        self._call = call
+        self._on_loop = on_loop
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end and return the result (None for a push).
+
+        Args:
+            timeout: Seconds; None waits as long as the store's own deadlines.
+
+        Raises:
+            DeadlineExceeded: It has not ended in time; it goes on, and may be waited for again.
+            AsyncPSError: Why it failed.
+        """
+        if not self._call.op.wait(timeout):
+            raise DeadlineExceeded(f"{self._call.op.verb} has not ended within {timeout:g} s")
+        return self._call.result()
+
+    def done(self) -> bool:
+        """Tell whether it has ended, well or not."""
+        return self._call.op.ended
+
+    def exception(self) -> AsyncPSError | None:
+        """Return why it failed, None when it did not or has not ended."""
+        return self._call.op.error if self._call.op.ended else None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def tell(_: Operation) -> None:
+            loop.call_soon_threadsafe(resolve, ended)
+
+        self._on_loop(lambda: self._call.op.on_end(tell))
+        yield from ended.__await__()
+        return self._call.result()

@@ -1,0 +1,216 @@
+"""One worker as a server sees it: takes its frames, queues its answers; outlives connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncps.errors import (
+    AsyncPSError,
+    RankTaken,
+    RemoteProtocolError,
+    UnknownKey,
+)
+from asyncps.protocol import messages
+from asyncps.protocol.frames import Flag, Header, Kind
+from asyncps.protocol.messages import AnyMessage, UnitSpec
+from asyncps.roles.keeper import Keeper, Target, typed
+from asyncps.tensor.pool import Bytes
+from asyncps.transport.connection import Connection
+from asyncps.transport.link import control_frame
+from asyncps.transport.outbox import Outbox, Outgoing
+from asyncps_ext import wire
+
+if TYPE_CHECKING:
+    from asyncps.roles.server import Server
+
+pack_header: Callable[..., bytes] = wire.pack_header
+
+# Requests of one worker that may wait for rounds; each is a few hundred bytes of ours.
+_MAX_PARKED = 1 << 16
+
+_DATA_KINDS = frozenset({Kind.PUSH, Kind.PUSHPULL, Kind.INIT, Kind.ASSIGN})
+
+
+class WorkerPort:
+    """One worker as the server sees it: takes its frames, queues its answers."""
+
+    def __init__(self, server: Server, rank: int) -> None:
+        self.server = server
+        self.rank = rank
+        self.connection: Connection | None = None
+        self.outbox = Outbox()
+        self.parked: set[int] = set()  # by number: a request that comes again is still one
+        self.received_before = 0
+        self.sent_before = 0
+        self._now = asyncio.get_running_loop().time
+        self._buffer: Bytes | None = None
+        self._rows: list[int] | None = None
+        self._spec: UnitSpec | None = None
+
+    def attach(self, connection: Connection) -> None:
+        """Serve this connection from now on; an older one is closed."""
+        before, self.connection = self.connection, connection
+        if before is not None:
+            self._forget(before)
+            before.abort(RankTaken("the same worker came over a new connection"))
+        self.outbox.attach(connection)
+
+    def detach(self) -> None:
+        """The connection is gone: the worker will ask again for what it did not get."""
+        if self.connection is not None:
+            self._forget(self.connection)
+            self.connection = None
+
+    def _forget(self, connection: Connection) -> None:
+        self.received_before += connection.received
+        self.sent_before += connection.sent
+        self.outbox.detach()
+        if self._buffer is not None:
+            self.server.pool.give(self._buffer)
+        self._buffer = self._rows = self._spec = None
+
+    # ---- frames ----
+
+    def begin(self, header: Header, table: memoryview) -> memoryview | None:
+        """Give a payload a buffer, or answer at once what needs none."""
+        try:
+            if header.kind not in _DATA_KINDS:
+                raise RemoteProtocolError("a payload where none belongs", got=header.kind)
+            keeper = self._keeper(header)
+            if header.kind == Kind.INIT:
+                spec = messages.decode(table)
+                if not isinstance(spec, UnitSpec) or sum(spec.sizes) != header.payload_bytes:
+                    raise RemoteProtocolError("INIT that does not describe its payload")
+                self._spec = spec
+            else:
+                self._rows = _rows(header, table)
+                target = keeper.find(header, self._rows, header.payload_bytes)
+                if header.kind != Kind.ASSIGN and keeper.is_replay(target, self.rank, header.clock):
+                    self._counted(keeper, target, header)
+                    return None
+        except AsyncPSError as error:
+            self._error(header, error)
+            return None
+        self._buffer = self.server.pool.take(header.payload_bytes)
+        return self._buffer.data
+
+    def finish(self, header: Header, table: memoryview) -> None:
+        """Carry out a frame."""
+        buffer, self._buffer = self._buffer, None
+        kind = header.kind
+        if kind == Kind.HEARTBEAT:
+            return
+        try:
+            if kind == Kind.CONTROL:
+                self._control(header, messages.decode(table))
+                return
+            keeper = self._keeper(header)
+            if kind == Kind.PUSHPULL or kind == Kind.PUSH:
+                if buffer is None:
+                    raise RemoteProtocolError("a push without a payload")
+                # Not what `begin` found: others' frames may have split or joined the slab since.
+                target = keeper.find(header, self._rows, header.payload_bytes)
+                keeper.push(target, self.rank, header, buffer, self._now())
+                self._counted(keeper, target, header)
+            elif kind == Kind.PULL or kind == Kind.WAIT:
+                self._pull(keeper, keeper.find(header, _rows(header, table), header.hyper), header)
+            elif kind == Kind.INIT and buffer is not None:
+                spec, self._spec = self._spec, None
+                assert spec is not None
+                keeper.init(header.unit, spec, buffer)
+                self._ack(header)
+            elif kind == Kind.ASSIGN and buffer is not None:
+                target = keeper.find(header, self._rows, header.payload_bytes)
+                keeper.assign(target, header.clock, buffer)
+                self._ack(header)
+            else:
+                raise RemoteProtocolError("a frame that a server does not take", got=kind)
+        except AsyncPSError as error:
+            self._error(header, error)
+
+    def send(self, frame: Outgoing) -> None:
+        """Queue an answer; without a connection there is nobody who waits for it.
+
+        Whoever comes back asks again.
+        """
+        if self.connection is not None:
+            self.outbox.post(frame)
+
+    def refuse(self, request: int, priority: int, error: AsyncPSError) -> None:
+        """Answer a request with an error."""
+        info = messages.error_to_wire(error, self.server.host)
+        table = messages.encode(info)
+        header = pack_header(Kind.ERROR, 0, 0, 0, request, 0, 0, 0, len(table), 0, 0, 0)
+        self.send(Outgoing(priority, [header, table], len(header) + len(table)))
+
+    def _counted(self, keeper: Keeper, target: Target, header: Header) -> None:
+        """Answer a push that was counted, now or before."""
+        if header.kind == Kind.PUSH:
+            self._ack(header)
+        else:
+            self._pull(keeper, target, header)
+
+    def _pull(self, keeper: Keeper, target: Target, header: Header) -> None:
+        if len(self.parked) >= _MAX_PARKED:
+            raise RemoteProtocolError("too many requests wait", expected=f"at most {_MAX_PARKED}")
+        self.parked.add(header.request)
+        keeper.pull(target, self.rank, header, self)
+
+    def _ack(self, header: Header) -> None:
+        frame = pack_header(
+            Kind.ACK, 0, 0, 0, header.request, header.unit, 0, header.clock, 0, 0, 0, 0
+        )
+        self.send(Outgoing(header.priority, [frame], len(frame)))
+
+    def _control(self, header: Header, message: AnyMessage) -> None:
+        answer: messages.Message
+        if isinstance(message, messages.SetHyper):
+            self._store(message.store).set_hyper(message)
+            answer = messages.Done()
+        elif isinstance(message, messages.Missing):
+            answer = messages.MissingRanks(self._store(message.store).missing(message))
+        elif isinstance(message, messages.AskStatistics):
+            answer = self._statistics(self._store(message.store))
+        else:
+            raise RemoteProtocolError("a message that a server does not take",
+                                      got=type(message).__name__)
+        frame = control_frame(answer, header.request, self.server.node.incarnation)
+        self.send(Outgoing(1 << 30, [frame], len(frame)))
+
+    def _statistics(self, keeper: Keeper) -> messages.ServerStatistics:
+        ports = [*self.server.ports.values(), *self.server.lanes.values()]
+        live = [port.connection for port in ports if port.connection is not None]
+        return messages.ServerStatistics(
+            sum(p.received_before for p in ports) + sum(c.received for c in live),
+            sum(p.sent_before for p in ports) + sum(c.sent for c in live),
+            sum(p.outbox.queued_bytes for p in ports),
+            keeper.rules.rounds, len(keeper.units), keeper.value_bytes,
+            sum(len(p.parked) for p in ports), dict(keeper.rules.waited_s),
+        )
+
+    def _keeper(self, header: Header) -> Keeper:
+        return self._store(header.store)
+
+    def _store(self, number: int) -> Keeper:
+        keeper = self.server.keepers.get(number)
+        if keeper is None:
+            raise UnknownKey("no such store on this server", got=number)
+        return keeper
+
+    def _error(self, header: Header, error: AsyncPSError) -> None:
+        keeper = self.server.keepers.get(header.store)
+        key: Any = keeper.name_of(header.unit) if keeper is not None else None
+        self.refuse(header.request, header.priority, typed(error, key, self.server.host))
+
+
+def _rows(header: Header, table: memoryview) -> list[int] | None:
+    if not header.flags & Flag.ROWS:
+        return None
+    if header.table_bytes % 4 or not header.table_bytes:
+        raise RemoteProtocolError("rows are u32", got=header.table_bytes)
+    rows: list[int] = np.frombuffer(table, "<u4").tolist()
+    return rows

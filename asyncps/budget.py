@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 from asyncps.errors import DeadlineExceeded
 from asyncps.roles.operation import Operation
@@ -14,10 +15,12 @@ class Budget:
 
     Args:
         limit: The budget in bytes; one push larger than all of it goes alone.
+        whom: Names the servers that have not accepted yet, for messages.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, whom: Callable[[], str]) -> None:
         self._limit = limit
+        self._whom = whom
         self._used = 0
         self._condition = threading.Condition()
         self._waiting: list[asyncio.Future[None]] = []
@@ -62,7 +65,7 @@ class Budget:
 
     def _exceeded(self, size: int, deadline_s: float) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"the servers did not accept earlier pushes within {deadline_s:g} s",
+            f"{self._whom()} did not accept earlier pushes within {deadline_s:g} s",
             expected=f"room for {size} bytes in a send budget of {self._limit}",
             got=f"{self._used} bytes not accepted yet",
         )

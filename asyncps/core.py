@@ -46,7 +46,7 @@ class Core:
         self.worker = worker
         self.client = client
         self.shortcut = shortcut
-        self.budget = Budget(worker.config.send_budget_bytes)
+        self.budget = Budget(worker.config.send_budget_bytes, worker.whom_we_wait_for)
         self.deadline_s = worker.config.round_s
 
     # ---- facts ----
@@ -201,9 +201,8 @@ class Core:
         await self.worker.set_hyper(self.client, optim.checked(optim.by_name(name), hyper))
 
     async def flush(self) -> None:
-        """Wait until this worker's pushes are accepted."""
-        for op in list(self.client.pushes):
-            await op.wait_end()
+        """Wait until this worker's pushes are accepted; not for rounds that others must finish."""
+        await self.worker.accepted(self.client)
 
     async def barrier(self) -> None:
         """Wait for all workers."""

@@ -8,18 +8,17 @@ memory; rows of slabs pass through a buffer of the pool.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from asyncps.errors import AsyncPSError, ClosedError
+from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded
 from asyncps.protocol import messages
 from asyncps.protocol.frames import HEADER_SIZE, Flag, Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, SlabPlan
+from asyncps.roles.plan import Held, KeyInfo, Plan, RemoteUnit, Scatter, SlabPlan
 from asyncps.state.requests import Step
 from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps.transport.link import Link, Request
@@ -41,8 +40,6 @@ PUSH, PULL, PUSHPULL = int(Kind.PUSH), int(Kind.PULL), int(Kind.PUSHPULL)
 ASSIGN, WAIT = int(Kind.ASSIGN), int(Kind.WAIT)
 _KINDS = {"push": PUSH, "pull": PULL, "pushpull": PUSHPULL, "assign": ASSIGN}
 
-# What the rows of an answer are written to: their dtype, their shapes, and the arrays.
-Scatter = tuple[np.dtype[Any], tuple[tuple[int, ...], ...], Sequence[Any]]
 
 
 class Client:
@@ -235,47 +232,43 @@ class Client:
             self._post(op, kind, unit, step, size, value, out, scatter, priority)
             return
 
-        def go(step: Step) -> None:
-            self._post(op, kind, unit, step, size, value, out, scatter, priority)
-
-        unit.held.append((step, go, op))
+        unit.held.append(Held(op, kind, step, size, value, out, scatter, priority))
         if len(unit.held) == 1:
             self._ask_for_room(unit)
 
     def _ask_for_room(self, unit: RemoteUnit) -> None:
         """Send held pushes that may go, and ask for word of the clock that the next waits for."""
         while unit.held:
-            step, go, _ = unit.held[0]
-            need = unit.track.must_wait(step)
-            if need:
-                size = _size_of(unit, step.rows)
-                waiting = Operation("wait", lent=False)
-                waiting.since = self._now()
-
-                def opened(ended: Operation) -> None:
-                    if ended.error is None:
-                        self._ask_for_room(unit)
-                    else:
-                        self._drop_held(unit, ended.error)
-
-                waiting.on_end(opened)
+            held = unit.held[0]
+            need = unit.track.must_wait(held.step)
+            if not need:
+                unit.held.popleft()
                 self._post(
-                    waiting, WAIT, unit, Step(need, step.rows, 0), size, None, None, None,
-                    1 << 20,
+                    held.op, held.kind, unit, held.step, held.size, held.value, held.out,
+                    held.scatter, held.priority,
                 )
-                return
-            unit.held.popleft()
-            go(step)
+                continue
+            waiting = Operation("wait", lent=False)
+            waiting.since = self._now()
 
-    def _drop_held(self, unit: RemoteUnit, error: AsyncPSError) -> None:
-        """The word never came: what was held cannot go."""
-        held, unit.held = list(unit.held), deque()
-        for _, _, op in held:
-            op.part_done(error)
+            def ended(waiting: Operation) -> None:
+                if waiting.error is None:
+                    self._ask_for_room(unit)
+                else:
+                    _give_up(unit, waiting.error)
+
+            waiting.on_end(ended)
+            self._post(
+                waiting, WAIT, unit, Step(need, held.step.rows, 0),
+                _size_of(unit, held.step.rows), None, None, None, 1 << 20,
+                late=lambda: self._ask_for_room(unit),
+            )
+            return
 
     def _post(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
         value: memoryview | None, out: memoryview | None, scatter: Scatter | None, priority: int,
+        late: Callable[[], None] | None = None,
     ) -> None:
         link, track = unit.link, unit.track
         clock, rows, _ = step
@@ -314,6 +307,8 @@ class Client:
                 else:
                     track.failed(number)
             if request.expired:
+                if late is not None:
+                    late()
                 return
             if buffer is not None and error is None and request.place is not None:
                 assert scatter is not None
@@ -357,6 +352,23 @@ class Client:
         request.since = op.since
         op.requests.append((link, request))
         link.request(request)
+
+
+def _give_up(unit: RemoteUnit, error: AsyncPSError) -> None:
+    """Tell the callers of held pushes that these cannot go.
+
+    Their clocks are given out. So after a mere deadline they stay, from memory of their own, and
+    go when the round that they wait for is complete after all.
+    """
+    held = list(unit.held)
+    if not isinstance(error, DeadlineExceeded):
+        unit.held.clear()
+    for item in held:
+        op, item.op = item.op, Operation("push", lent=False)
+        if op.lent and item.value is not None:
+            item.value = memoryview(bytes(item.value))
+        item.kind, item.out, item.scatter = PUSH, None, None
+        op.part_done(error)
 
 
 def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,24 @@ def agreement(type: str, order: str, reduce: str) -> StoreConfig:
     return StoreConfig(type, order, reduce)
 
 
+# What the rows of an answer are written to: their dtype, their shapes, and the arrays.
+Scatter = tuple[np.dtype[Any], tuple[tuple[int, ...], ...], Sequence[Any]]
+
+
+@dataclass(slots=True)
+class Held:
+    """A push beyond the clock window, which steps aside until the window is open."""
+
+    op: Operation
+    kind: int
+    step: Step
+    size: int
+    value: memoryview | None
+    out: memoryview | None
+    scatter: Scatter | None
+    priority: int
+
+
 class RemoteUnit:
     """A unit of a server as a worker sees it."""
 
@@ -41,17 +60,16 @@ class RemoteUnit:
         self.row_keys: list[Key] = []
         self.track = UnitTrack(0 if slab else 1)
         # Pushes beyond the clock window step aside here and block no other unit.
-        self.held: deque[tuple[Step, Callable[[Step], None], Operation]] = deque()
+        self.held: deque[Held] = deque()
         self.tail: Request | None = None
 
     def grow(self, rows: int) -> None:
         """Take note that the slab has more rows; held pushes of all speak of the old ones."""
         if self.held and rows > self.track.rows:
             known = range(self.track.rows)
-            self.held = deque(
-                (step._replace(rows=known) if step.rows is None else step, go, op)
-                for step, go, op in self.held
-            )
+            for held in self.held:
+                if held.step.rows is None:
+                    held.step = held.step._replace(rows=known)
         self.track.grow(rows)
 
     def priority(self, wanted: int) -> int:

@@ -32,6 +32,8 @@ from asyncps.transport.network import Network
 
 log = logging.getLogger(__name__)
 
+_LAST = -(1 << 31)  # the lowest priority: behind everything that waits
+
 
 class Worker:
     """One worker of a cluster. Everything runs on its loop.
@@ -90,6 +92,10 @@ class Worker:
         found = [link.connection.socket() for link in links if link.connection is not None]
         lanes = [sock for lanes in self.lanes for sock in lanes.sockets()]
         return [sock for sock in found if sock is not None] + lanes
+
+    def whom_we_wait_for(self) -> str:
+        """Name the servers that owe an answer, for messages."""
+        return ", ".join(link.name for link in self.links if link.unanswered) or "the servers"
 
     # ---- stores ----
 
@@ -259,12 +265,31 @@ class Worker:
     def _unasked(self, message: AnyMessage, request: int) -> None:
         log.warning("a message out of place from a server: %s", type(message).__name__)
 
-    async def _ask_server(self, link: Link, message: messages.Message) -> AnyMessage:
+    async def accepted(self, client: Client) -> None:
+        """Wait until the servers have taken all pushes that were made so far.
+
+        A pushpull is answered only when its round is complete. But a question that goes behind it
+        is answered as soon as all before it was taken.
+        """
+        for op in list(client.pushes):
+            if op.verb != "pushpull":
+                await op.wait_end()
+        for unit in list(client.units.values()):
+            for held in list(unit.held):
+                await held.op.wait_end()
+        if client.pushes:
+            question = messages.AskStatistics(client.number)
+            for link in self.links:
+                await self._ask_server(link, question, _LAST)
+
+    async def _ask_server(
+        self, link: Link, message: messages.Message, priority: int = 1 << 30
+    ) -> AnyMessage:
         if self.node.failure is not None:
             raise self.node.failure
         try:
             async with asyncio.timeout(self.config.answer_s):
-                return await link.ask(message, self.node.incarnation)
+                return await link.ask(message, self.node.incarnation, priority)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{link.name} did not answer within {self.config.answer_s:g} s"

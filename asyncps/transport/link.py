@@ -140,8 +140,15 @@ class Link:
         self.unanswered[request.number] = request
         self.outbox.post(request)
 
-    async def ask(self, message: Message, incarnation: int) -> AnyMessage:
+    async def ask(
+        self, message: Message, incarnation: int, priority: int = 1 << 30
+    ) -> AnyMessage:
         """Send a control message and wait for the answer.
+
+        Args:
+            message: The question.
+            incarnation: Of this node.
+            priority: Before all else unless told otherwise.
 
         Raises:
             AsyncPSError: The other side answered with an error, or is gone.
@@ -166,7 +173,7 @@ class Link:
             Kind.CONTROL, 0, incarnation, 0, number, 0, 0, 0, len(table), 0, oldest, 0
         )
         size = len(header) + len(table)
-        self.request(Request(number, 1 << 30, [header, table], size, answered))
+        self.request(Request(number, priority, [header, table], size, answered))
         return await future
 
     def tell(self, message: Message, incarnation: int, request: int = 0) -> None:

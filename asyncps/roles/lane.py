@@ -12,7 +12,9 @@ clock and counts it once. The answer that comes late on the lane is read past th
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import socket
 import time
 from collections.abc import Sequence
@@ -35,11 +37,16 @@ LANE_BYTES = 64 << 10
 # it; a straggler's round is sent twice, which the server recognises.
 PATIENCE_S = 0.005
 
+# How long a lane tries to send before it is given up: it is stuck, and the loop's way may not be.
+_SEND_S = 0.1
+
 # A lane that could not be opened, or broke, is not tried again for this long.
 _PAUSE_S = 1.0
 
-# Requests of a lane are numbered apart from those of the loop.
+# Requests of lanes are numbered apart from those of the loop, and never alike in one process: its
+# stores share a rank, and what a server owes to one may come on the next one's connection.
 LANE_NUMBERS = 1 << 62
+_numbers = itertools.count(LANE_NUMBERS + 1)
 
 _DATA, _ERROR = int(Kind.DATA), int(Kind.ERROR)
 
@@ -105,16 +112,15 @@ class Lanes:
         ]
         self._open: dict[int, _Lane] = {}
         self._closed_until: dict[int, float] = {}
-        self._next = LANE_NUMBERS
+        self._closed = False
 
     def number(self) -> int:
         """Return the number of the next request."""
-        self._next += 1
-        return self._next
+        return next(_numbers)
 
     def sockets(self) -> list[socket.socket]:
         """Return the open sockets, for a forked child to close."""
-        return [lane.sock for lane in self._open.values()]
+        return [lane.sock for lane in list(self._open.values())]
 
     def ready(self, server: int) -> bool:
         """Tell whether there is a lane to this server; open it if not."""
@@ -127,13 +133,15 @@ class Lanes:
         try:
             hello = replace(node.hello(), features=LANE)
             sock = open_socket(host, port, hello, config.token, min(1.0, config.handshake_s))
-            wait_at_most(sock, PATIENCE_S)
+            wait_at_most(sock, PATIENCE_S, _SEND_S)
         except (OSError, AsyncPSError) as error:
             log.debug("no lane to server %d: %s", server, error)
             self.drop(server)
             return False
         self._open[server] = _Lane(sock)
-        return True
+        if self._closed:  # meanwhile, by the loop
+            self.drop(server)
+        return not self._closed
 
     def exchange(
         self, server: int, number: int, parts: Sequence[bytes | memoryview], size: int,
@@ -154,19 +162,25 @@ class Lanes:
         Raises:
             AsyncPSError: The server's error.
         """
-        lane = self._open[server]
+        lane = self._open.get(server)
+        if lane is None:
+            return None  # closed meanwhile, by the loop
+        sent = False
         try:
             send_parts(lane.sock, parts, size)
+            sent = True
             while True:
                 header, table, payload = lane.receive()
                 if header.request == number:
                     break  # an older one came late, and somebody has had it over the loop
-        except BlockingIOError:
-            return None
         except (OSError, RemoteProtocolError) as error:
-            log.debug("the lane to server %d broke: %s", server, error)
-            self.drop(server)
+            if not sent or not isinstance(error, BlockingIOError):
+                log.debug("the lane to server %d broke: %s", server, error)
+                self.drop(server)
             return None
+        except BaseException:
+            self.drop(server)  # Ctrl-C may have come in the middle of a frame
+            raise
         if header.kind == _ERROR:
             info = messages.decode(table)
             if isinstance(info, messages.ErrorInfo):
@@ -185,6 +199,7 @@ class Lanes:
 
     def close(self) -> None:
         """Close all lanes for good."""
+        self._closed = True
         for server in range(len(self._places)):
             self.drop(server)
-            self._closed_until[server] = float("inf")
+            self._closed_until[server] = math.inf

@@ -38,16 +38,20 @@ def open_socket(host: str, port: int, hello: Hello, token: str, timeout_s: float
     return sock
 
 
-def wait_at_most(sock: socket.socket, seconds: float) -> None:
-    """Let the kernel end a receive after a time, which costs no system call of its own."""
+def wait_at_most(sock: socket.socket, receive_s: float, send_s: float) -> None:
+    """Let the kernel end a receive, and a send, after a time: that costs no system call."""
     sock.settimeout(None)
-    whole = int(seconds)
-    limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def send_parts(sock: socket.socket, parts: Sequence[bytes | memoryview], size: int) -> None:
-    """Send all of some byte views; raise OSError if that fails."""
+    """Send all of some byte views.
+
+    Raises:
+        OSError: That failed, or took too long; some bytes may be out.
+    """
     sent = sock.sendmsg(parts)
     if sent < size:
         sock.sendall(b"".join(parts)[sent:])

@@ -41,6 +41,7 @@ from asyncps.protocol.messages import (
     Joined,
     KeySpec,
     Leave,
+    Left,
     Lookup,
     Lost,
     Members,
@@ -618,15 +619,45 @@ def test_messages_count_as_signs_of_life() -> None:
 def test_job_ends_well_when_all_workers_and_then_the_servers_have_left() -> None:
     job = Running(workers=2, servers=2)
     assert job.say(job.w[0], 2, Leave()) == [(2, Done())]
+    assert [job.sent[link] for link in job.s] == [[(0, Left(0))]] * 2
     job.close(job.w[0])
     job.pass_time(5, job.w[1], *job.s)
     assert job.sent == {}
     job.say(job.w[1], 2, Leave())
-    assert [job.sent[link] for link in job.s] == [[(0, Shutdown(None))]] * 2
+    assert [job.sent[link] for link in job.s] == [[(0, Left(1)), (0, Shutdown(None))]] * 2
     job.say(job.s[0], 1, Leave())
     assert job.stops == []
     job.close(job.s[1])
     assert job.stops == [None]
+
+
+def test_servers_alone_hear_that_a_worker_has_left_and_hear_it_once() -> None:
+    job = Running(workers=3, servers=2)
+    job.say(job.w[1], 2, Leave())
+    assert {link: job.sent[link] for link in job.s} == dict.fromkeys(job.s, [(0, Left(1))])
+    assert job.sent.keys().isdisjoint({job.w[0], job.w[2]})
+    job.say(job.w[1], 2, Leave())
+    assert job.sent == {job.w[1]: [(2, Done())]}
+
+
+def test_server_that_comes_back_hears_again_who_has_left() -> None:
+    job = Running(workers=3, servers=2)
+    job.close(job.s[0])
+    job.say(job.w[2], 2, Leave())
+    job.say(job.w[0], 2, Leave())
+    assert job.s[0] not in job.sent
+    link = job.join("server", 0, incarnation=4)
+    assert [type(m) for _, m in job.sent[link]] == [Joined, Members, Left, Left]
+    assert {m.rank for _, m in job.sent[link] if isinstance(m, Left)} == {0, 2}
+    worker = job.join("worker", 1, incarnation=2)
+    assert [type(m) for _, m in job.sent[worker]] == [Joined, Members]
+
+
+def test_nobody_hears_of_a_worker_that_leaves_a_failed_job() -> None:
+    job = Running(workers=3)
+    job.died("worker", 2)
+    job.say(job.w[0], 2, Leave())
+    assert job.sent == {job.w[0]: [(2, Done())]}
 
 
 def test_job_ends_5_s_after_the_last_worker_left_if_servers_stay() -> None:
@@ -726,6 +757,7 @@ class Process:
         self.ready = False
         self.gone = False
         self.orders: dict[int, Message] = {}
+        self.heard_left: set[int] = set()
 
     @property
     def acked(self) -> int:
@@ -804,6 +836,10 @@ class Scheduler(RuleBasedStateMachine):
             case Lost(role, rank):
                 assert self.processes[role, rank] is not process
                 self.loss_at = self.now if self.loss_at is None else self.loss_at
+            case Left(rank):
+                assert process.role == "server", "only rounds care who has left"
+                assert rank in self.left
+                process.heard_left.add(rank)
             case Shutdown(error):
                 assert error is not None or all(
                     p.gone for p in self.processes.values() if p.role == "worker")
@@ -989,6 +1025,12 @@ class Scheduler(RuleBasedStateMachine):
         places = [(p.role, p.rank) for p in self.by_link.values() if p.role != "launcher"]
         assert len(places) == len(set(places))
         assert len(self.stops) <= 1
+
+    @invariant()
+    def servers_that_are_there_know_who_has_left(self) -> None:
+        if self.running and self.loss_at is None and not self.stops:
+            for server in self.connected("server"):
+                assert server.heard_left == self.left
 
     @invariant()
     def nobody_waits_after_a_loss(self) -> None:

@@ -78,6 +78,7 @@ class Call:
 
     def result(self) -> Any:
         """Return what the verb returns, or raise why it failed; once ended."""
+        self.op.observed = True
         if self.op.error is not None:
             raise self.op.error
         if self.incoming is None:
@@ -133,7 +134,9 @@ class Handle:
 
     def exception(self) -> AsyncPSError | None:
         """Return why it failed, None when it did not or has not ended."""
-        return self._call.op.error if self._call.op.ended else None
+        op = self._call.op
+        op.observed = op.observed or op.ended
+        return op.error if op.ended else None
 
     def __await__(self) -> Generator[Any, None, Any]:
         loop = asyncio.get_running_loop()

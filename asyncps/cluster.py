@@ -108,6 +108,8 @@ class connect:
         try:
             if error is None:
                 await self._core.close()
+            else:
+                self._core.worker.abandon()
         finally:
             await self._stack.__aexit__(kind, error, trace)
 
@@ -211,7 +213,7 @@ class LocalCluster:
             return Core(worker, client, worker.shortcut(client))
 
         core = runtime.run(join())
-        return KVStore(core, runtime, lambda: _leave(core, runtime))
+        return KVStore(core, runtime, lambda well: _leave(core, runtime, well))
 
     def _close(self) -> None:
         assert self._runtime is not None
@@ -241,14 +243,20 @@ class _Home:
         if core is None:
             client.closed = False  # it may have been closed before
             core = self._cores[name] = Core(self._worker, client, self._worker.shortcut(client))
-        return KVStore(core, self._runtime, lambda: self._release(name))
+        return KVStore(core, self._runtime, lambda well: self._release(name, well))
 
-    def _release(self, name: str) -> None:
-        """Flush one store; the last one that closes leaves the cluster."""
+    def _release(self, name: str, well: bool) -> None:
+        """Flush one store; the last one that closes leaves the cluster.
+
+        After an exception the process goes as a whole: its rounds may be half pushed.
+        """
         core = self._cores.pop(name, None)
         if core is None or self.forked:
             return
-        if self._cores:
+        if not well:
+            self._runtime.run(_abandon(self._worker))
+            self.close()
+        elif self._cores:
             self._runtime.run(core.flush())
             core.client.closed = True
         else:
@@ -276,7 +284,7 @@ class _Home:
         atexit.unregister(self._at_exit)
         try:
             for core in self._cores.values():
-                self._runtime.run(core.close())
+                self._runtime.run(core.flush())
             self._runtime.run(self._scope.close())
         finally:
             self._runtime.close()
@@ -358,5 +366,9 @@ def _join(settings: Config, clustered: bool) -> _Home:
         raise
 
 
-def _leave(core: Core, runtime: Runtime) -> None:
-    runtime.run(core.close())
+def _leave(core: Core, runtime: Runtime, well: bool) -> None:
+    runtime.run(core.close() if well else _abandon(core.worker))
+
+
+async def _abandon(worker: Worker) -> None:
+    worker.abandon()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -15,6 +15,8 @@ from asyncps.roles.scheduler import Scheduler
 from asyncps.roles.server import Server
 from asyncps.roles.worker import Worker
 from asyncps.transport.network import MemoryNetwork, Network, TcpNetwork
+
+log = logging.getLogger(__name__)
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], None]
 
@@ -84,8 +86,13 @@ async def embed(
     async def serve(rank: int) -> None:
         server = Server(config.replace(role="server", rank=rank), network, scope.spawn)
         scope.roles.append(server)
-        with contextlib.suppress(AsyncPSError):  # workers hear of it from the scheduler
+        try:
             await server.start()
+        except AsyncPSError as error:
+            log.error("server %d did not start: %s", rank, error)
+            for role in scope.roles:
+                if isinstance(role, Worker):
+                    role.node.fail(error)  # it need not wait for the deadline
 
     for rank in range(servers):
         scope.spawn(serve(rank), f"start server {rank}")

@@ -27,7 +27,7 @@ class KVStore(LaterVerbs):
         type: The store type, such as "dist_sync".
     """
 
-    def __init__(self, core: Core, runtime: Runtime, on_close: Callable[[], None]) -> None:
+    def __init__(self, core: Core, runtime: Runtime, on_close: Callable[[bool], None]) -> None:
         self._core = core
         self._runtime = runtime
         self._on_close = on_close
@@ -153,13 +153,14 @@ class KVStore(LaterVerbs):
 
     def close(self) -> None:
         """Wait until pushes are accepted, then leave for good."""
-        self._on_close()
+        self._on_close(True)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close; after an exception go without a goodbye, so that the others hear of a loss."""
+        self._on_close(kind is None)
 
     def statistics(self) -> dict[str, Any]:
         """Return plain data: bytes, rounds, waiting time by rank, queue depth."""

@@ -8,12 +8,13 @@ memory; rows of slabs pass through a buffer of the pool.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded
+from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, TensorError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import HEADER_SIZE, Flag, Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
@@ -21,7 +22,8 @@ from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Held, KeyInfo, Plan, RemoteUnit, Scatter, SlabPlan
 from asyncps.state.requests import Step
 from asyncps.tensor.pool import Bytes, SharedPool
-from asyncps.transport.link import Link, Request
+from asyncps.transport.link import Link
+from asyncps.transport.request import Request
 from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class Client:
         self.hyper_version = 0
         self.pool = SharedPool(_POOL_BYTES)
         self.pushes: set[Operation] = set()  # not accepted yet
+        self.failed: deque[Operation] = deque(maxlen=64)  # pushes whose error nobody has seen
         self.closed = False
         self._now = now
         self._plans: dict[tuple[Key, ...], Plan] = {}
@@ -145,7 +148,7 @@ class Client:
         kind = _KINDS[op.verb]
         if kind != PULL:
             self.pushes.add(op)
-            op.on_end(self.pushes.discard)
+            op.on_end(self._pushed)
         for place, (_, info) in enumerate(plan.large):
             value = None if values is None else values[place]
             out = None if outs is None else outs[place]
@@ -164,6 +167,11 @@ class Client:
             )
         op.part_done()
 
+    def _pushed(self, op: Operation) -> None:
+        self.pushes.discard(op)
+        if op.error is not None and not op.observed:
+            self.failed.append(op)
+
     def go_on(
         self, op: Operation, plan: Plan, step: Step, value: memoryview,
         out: memoryview | None, rows: Sequence[Any] | None, priority: int,
@@ -173,6 +181,8 @@ class Client:
         if self.closed:
             op.part_done(ClosedError("the store is closed"))
             return
+        self.pushes.add(op)
+        op.on_end(self.pushes.discard)
         slab = plan.slabs[0] if plan.slabs else None
         unit = plan.lone
         assert unit is not None
@@ -233,7 +243,7 @@ class Client:
             return
 
         unit.held.append(Held(op, kind, step, size, value, out, scatter, priority))
-        if len(unit.held) == 1:
+        if unit.asking is None or unit.asking.ended:
             self._ask_for_room(unit)
 
     def _ask_for_room(self, unit: RemoteUnit) -> None:
@@ -242,13 +252,13 @@ class Client:
             held = unit.held[0]
             need = unit.track.must_wait(held.step)
             if not need:
-                unit.held.popleft()
+                unit.held.popleft().let_go()
                 self._post(
                     held.op, held.kind, unit, held.step, held.size, held.value, held.out,
                     held.scatter, held.priority,
                 )
                 continue
-            waiting = Operation("wait", lent=False)
+            waiting = unit.asking = Operation("wait", lent=False)
             waiting.since = self._now()
 
             def ended(waiting: Operation) -> None:
@@ -301,6 +311,8 @@ class Client:
             request: Request, header: Header | None, _message: AnyMessage | None,
             error: AsyncPSError | None,
         ) -> None:
+            if unit.tail is request:
+                unit.tail = None
             if wants:
                 if error is None and header is not None:
                     track.answered(number)
@@ -312,7 +324,8 @@ class Client:
                 return
             if buffer is not None and error is None and request.place is not None:
                 assert scatter is not None
-                scatter_rows(buffer, *scatter)
+                if scatter_rows(buffer, *scatter) >= 0:
+                    error = TensorError("out can no longer be written")
                 if size >= _POOLED_BYTES:
                     self.pool.give(buffer)
             op.part_done(error)
@@ -357,18 +370,16 @@ class Client:
 def _give_up(unit: RemoteUnit, error: AsyncPSError) -> None:
     """Tell the callers of held pushes that these cannot go.
 
-    Their clocks are given out. So after a mere deadline they stay, from memory of their own, and
-    go when the round that they wait for is complete after all.
+    After a mere deadline the pushes stay, and go when the round that they wait for is complete
+    after all; else the cluster is gone.
     """
     held = list(unit.held)
     if not isinstance(error, DeadlineExceeded):
         unit.held.clear()
     for item in held:
-        op, item.op = item.op, Operation("push", lent=False)
-        if op.lent and item.value is not None:
-            item.value = memoryview(bytes(item.value))
-        item.kind, item.out, item.scatter = PUSH, None, None
-        op.part_done(error)
+        item.detach(error)
+        if not unit.held:
+            item.let_go()
 
 
 def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:

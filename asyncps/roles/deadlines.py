@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, DeadlineExceeded, LocalProtocolError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Header, Kind
 from asyncps.roles.node import LATE_S
-from asyncps.transport.link import Link, Request
+from asyncps.transport.link import Link
+from asyncps.transport.request import Request
 from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
@@ -25,63 +26,67 @@ _OWED = frozenset({int(Kind.PUSH), int(Kind.INIT), int(Kind.ASSIGN)})
 
 
 class Deadlines:
-    """Watches everything that is unanswered on the links to the servers.
+    """Watches everything that is unanswered on the link to one server.
 
     Args:
         config: The deadlines.
-        links: The servers.
-        ask: Asks a server a question, within `answer_s`.
+        link: The server.
+        ask: Asks it a question, within `answer_s`.
         done: Tells whether there is nothing to watch any more.
     """
 
     def __init__(
-        self, config: Config, links: Sequence[Link],
+        self, config: Config, link: Link,
         ask: Callable[[Link, messages.Message], Awaitable[messages.AnyMessage]],
         done: Callable[[], bool],
     ) -> None:
         self._config = config
-        self._links = links
+        self._link = link
         self._ask = ask
         self._done = done
         self._soonest_s = min(config.answer_s, config.round_s, config.round_warning_s)
-        self._asked: dict[Link, float] = {}
+        self._asked = -1e9
+        self._moved = -1  # bytes of the link, as seen last
+        self._moved_at = 0.0
 
     async def watch(self) -> None:
         """Look a few times a second at most, until done."""
         loop = asyncio.get_running_loop()
         period = min(1.0, self._soonest_s / 4)
-        last = loop.time()
+        last = self._moved_at = loop.time()
         while not self._done():
             await asyncio.sleep(period)
             now = loop.time()
             late, last = now - last > period + LATE_S, now
+            moved = self._link.moved_bytes
+            if moved != self._moved:
+                self._moved, self._moved_at = moved, now
             if late:
                 continue  # we were away ourselves: read the sockets before judging others
-            for link in self._links:
-                overdue = self._overdue(link, now)
-                if overdue:
-                    await self._judge(link, overdue, now)
+            overdue = self._overdue(now)
+            if overdue:
+                await self._judge(overdue, now)
 
-    def _overdue(self, link: Link, now: float) -> list[Request]:
-        found = []
-        for request in link.unanswered.values():  # oldest first
-            if now - request.since < self._soonest_s:
-                break
-            if request.unit is not None and not request.expired:
-                found.append(request)
-        return found
+    def _overdue(self, now: float) -> list[Request]:
+        return [
+            request for request in self._link.unanswered.values()
+            if request.unit is not None and not request.expired
+            and now - request.since >= self._soonest_s
+        ]
 
-    async def _judge(self, link: Link, overdue: list[Request], now: float) -> None:
-        answer_s, round_s = self._config.answer_s, self._config.round_s
+    async def _judge(self, overdue: list[Request], now: float) -> None:
+        link, answer_s, round_s = self._link, self._config.answer_s, self._config.round_s
+        # While bytes move, what waits in the queue is on its way: a large push takes its time.
+        silent = now - self._moved_at >= answer_s
         waiting = []
         for request in overdue:
             if header_of(request).kind not in _OWED:
                 waiting.append(request)
-            elif now - request.since >= answer_s:
+            elif silent and now - request.since >= answer_s:
                 expire(link, request, self._silent(link, request))
-        if not waiting or now - self._asked.get(link, -1e9) < self._soonest_s:
+        if not waiting or now - self._asked < self._soonest_s:
             return
-        self._asked[link] = now
+        self._asked = now
         first = waiting[0]
         header = header_of(first)
         question = messages.Missing(header.store, header.unit, [], header.clock)

@@ -5,13 +5,15 @@ Everything here happens between two bytes of a socket: no wait, no clock but the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from asyncps import optim
 from asyncps.errors import (
     AsyncPSError,
     Disagreement,
     DtypeMismatch,
+    OptimizerError,
     RemoteProtocolError,
     UnknownKey,
 )
@@ -50,7 +52,13 @@ class Keeper:
         self.install(install)
 
     def install(self, install: Install) -> None:
-        """Take an optimizer; state that another one left behind is dropped."""
+        """Take an optimizer; state that another one left behind is dropped.
+
+        Raises:
+            OptimizerError: There is none of that name, or its hyper-parameters are wrong.
+        """
+        if install.optimizer is not None:
+            _checked_hyper(install.optimizer, install.hyper)
         self.rules.optimizer = install.optimizer
         self.rules.hyper = {0: install.hyper}
         for unit in self.units.values():
@@ -72,7 +80,11 @@ class Keeper:
 
         Raises:
             Disagreement: Another worker said something else under the same version.
+            OptimizerError: They are no hyper-parameters of the store's optimizer.
         """
+        if self.rules.optimizer is None:
+            raise OptimizerError("no optimizer is set", expected="set_optimizer first")
+        _checked_hyper(self.rules.optimizer, message.values)
         hyper = self.rules.hyper
         known = hyper.get(message.version)
         if known is not None and known != message.values:
@@ -257,6 +269,14 @@ class Keeper:
         if waiter.error is not None and waiter.error.key is None:
             waiter.error.key = self.name_of(waiter.unit)
         self._answer(waiter)
+
+
+def _checked_hyper(name: str, hyper: Mapping[str, Any]) -> None:
+    kind = optim.by_name(name)
+    found = optim.checked(kind, hyper)
+    if found.keys() != kind.defaults.keys():
+        raise OptimizerError(f"{name} needs all its hyper-parameters",
+                             expected=", ".join(kind.defaults), got=", ".join(found))
 
 
 Target = tuple[Unit | Slab, Sequence[int] | None]

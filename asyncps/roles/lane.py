@@ -12,10 +12,9 @@ clock and counts it once. The answer that comes late on the lane is read past th
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,10 +42,8 @@ _SEND_S = 0.1
 # A lane that could not be opened, or broke, is not tried again for this long.
 _PAUSE_S = 1.0
 
-# Requests of lanes are numbered apart from those of the loop, and never alike in one process: its
-# stores share a rank, and what a server owes to one may come on the next one's connection.
+# Requests of lanes are numbered apart from those of the loop.
 LANE_NUMBERS = 1 << 62
-_numbers = itertools.count(LANE_NUMBERS + 1)
 
 _DATA, _ERROR = int(Kind.DATA), int(Kind.ERROR)
 
@@ -98,25 +95,27 @@ class _Lane:
 
 
 class Lanes:
-    """The lanes of one worker; used by one thread at a time, see `shortcut`.
+    """The lanes of one worker, which all its stores share.
 
     Args:
         node: This worker.
+
+    Attributes:
+        lock: Held by the one thread that uses them; see `shortcut`.
     """
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._places = [
-            (m.host, m.port)
-            for m in sorted(node.members, key=lambda m: m.rank) if m.role == "server"
-        ]
+        self.lock = threading.Lock()
+        self._next = LANE_NUMBERS
         self._open: dict[int, _Lane] = {}
         self._closed_until: dict[int, float] = {}
         self._closed = False
 
     def number(self) -> int:
         """Return the number of the next request."""
-        return next(_numbers)
+        self._next += 1
+        return self._next
 
     def sockets(self) -> list[socket.socket]:
         """Return the open sockets, for a forked child to close."""
@@ -126,22 +125,28 @@ class Lanes:
         """Tell whether there is a lane to this server; open it if not."""
         if server in self._open:
             return True
-        if time.monotonic() < self._closed_until.get(server, 0.0):
+        if self._closed or time.monotonic() < self._closed_until.get(server, 0.0):
             return False
         node, config = self._node, self._node.config
-        host, port = self._places[server]
+        member = next(m for m in node.members if m.role == "server" and m.rank == server)
         try:
             hello = replace(node.hello(), features=LANE)
-            sock = open_socket(host, port, hello, config.token, min(1.0, config.handshake_s))
+            sock = open_socket(
+                member.host, member.port, hello, config.token, min(1.0, config.handshake_s)
+            )
             wait_at_most(sock, PATIENCE_S, _SEND_S)
         except (OSError, AsyncPSError) as error:
             log.debug("no lane to server %d: %s", server, error)
             self.drop(server)
             return False
         self._open[server] = _Lane(sock)
-        if self._closed:  # meanwhile, by the loop
+        if self._is_closed():  # meanwhile, by the loop
             self.drop(server)
-        return not self._closed
+            return False
+        return True
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     def exchange(
         self, server: int, number: int, parts: Sequence[bytes | memoryview], size: int,
@@ -200,6 +205,5 @@ class Lanes:
     def close(self) -> None:
         """Close all lanes for good."""
         self._closed = True
-        for server in range(len(self._places)):
+        for server in list(self._open):
             self.drop(server)
-            self._closed_until[server] = math.inf

@@ -26,8 +26,9 @@ from asyncps.protocol import messages
 from asyncps.protocol.handshake import Hello
 from asyncps.protocol.messages import AnyMessage, Join, Joined, Lost, Member, Members, Shutdown
 from asyncps.transport.connection import Connection
-from asyncps.transport.link import Link, control_frame, heartbeat_frame
+from asyncps.transport.link import Link
 from asyncps.transport.network import Network
+from asyncps.transport.request import control_frame, heartbeat_frame
 from asyncps.transport.tcp import interface_address, parse_address
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,11 @@ class Node:
                 log.debug("leaving without an answer: %s", error)
         self.link.close()
         self.link.fail(ClosedError("closed"))
+
+    def abandon(self) -> None:
+        """Close without a goodbye; the scheduler will take us for lost."""
+        self._leaving = True
+        self.link.kill(ClosedError("closed"))
 
     def fail(self, error: AsyncPSError) -> None:
         """The cluster cannot go on: everything that waits hears of it, once."""

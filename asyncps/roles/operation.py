@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 from asyncps.errors import AsyncPSError
-from asyncps.transport.link import Link, Request
+from asyncps.transport.link import Link
+from asyncps.transport.request import Request
 
 
 def resolve(future: asyncio.Future[None]) -> None:
@@ -24,6 +25,7 @@ class Operation:
     Attributes:
         verb: What the user called, for messages.
         ended: Whether it has ended.
+        observed: Somebody waits for it, or has looked at its end.
         error: Why it failed, once ended.
         requests: Its requests that may still be unanswered, with their links.
         lent: The payloads are the caller's memory until the end.
@@ -31,8 +33,8 @@ class Operation:
     """
 
     __slots__ = (
-        "_callbacks", "_lock", "_remaining", "ended", "error", "finishing", "lent", "requests",
-        "since", "verb",
+        "_callbacks", "_lock", "_remaining", "ended", "error", "finishing", "lent", "observed",
+        "requests", "since", "verb",
     )
 
     def __init__(self, verb: str, *, lent: bool) -> None:
@@ -45,6 +47,7 @@ class Operation:
         self._remaining = 1  # held by whoever still adds requests
         self._callbacks: list[Callable[[Operation], None]] = []
         self.ended = False
+        self.observed = False
         self._lock = threading.Lock()  # held until the end
         self._lock.acquire()
 

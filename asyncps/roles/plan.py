@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from asyncps.errors import AsyncPSError
+from asyncps.protocol.frames import Kind
 from asyncps.protocol.messages import Key, KeySpec, Piece, StoreConfig
-from asyncps.roles.operation import Operation
+from asyncps.roles.operation import Operation, resolve
 from asyncps.state.requests import Step, UnitTrack
 from asyncps.tensor import dtypes
-from asyncps.transport.link import Link, Request
+from asyncps.transport.link import Link
+from asyncps.transport.request import Request
 
 __all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "describe"]
 
@@ -27,6 +31,8 @@ def agreement(type: str, order: str, reduce: str) -> StoreConfig:
     """Return what all workers must say alike when they open a store."""
     return StoreConfig(type, order, reduce)
 
+
+PUSH, PUSHPULL = int(Kind.PUSH), int(Kind.PUSHPULL)
 
 # What the rows of an answer are written to: their dtype, their shapes, and the arrays.
 Scatter = tuple[np.dtype[Any], tuple[tuple[int, ...], ...], Sequence[Any]]
@@ -44,12 +50,37 @@ class Held:
     out: memoryview | None
     scatter: Scatter | None
     priority: int
+    gone: asyncio.Future[None] | None = None  # resolved when it has been sent, or never will be
+
+    def detach(self, error: AsyncPSError) -> None:
+        """Let the caller and its memory go: the clock is given out, so the push itself stays."""
+        op, self.op = self.op, Operation("push", lent=False)
+        self.op.since = op.since
+        if op.lent and self.value is not None:
+            self.value = memoryview(bytes(self.value))
+        if self.kind == PUSHPULL:
+            self.kind = PUSH
+        self.out = self.scatter = None
+        op.part_done(error)
+
+    def let_go(self) -> None:
+        """Tell whoever waits that this one is held no longer."""
+        if self.gone is not None:
+            resolve(self.gone)
+
+    async def wait_gone(self) -> None:
+        """Wait on the loop until it is held no longer."""
+        if self.gone is None:
+            self.gone = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self.gone)
 
 
 class RemoteUnit:
     """A unit of a server as a worker sees it."""
 
-    __slots__ = ("held", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track")
+    __slots__ = (
+        "asking", "held", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
+    )
 
     def __init__(self, link: Link, server: int, number: int, slab: bool) -> None:
         self.link = link
@@ -61,6 +92,7 @@ class RemoteUnit:
         self.track = UnitTrack(0 if slab else 1)
         # Pushes beyond the clock window step aside here and block no other unit.
         self.held: deque[Held] = deque()
+        self.asking: Operation | None = None  # the word that the first of them waits for
         self.tail: Request | None = None
 
     def grow(self, rows: int) -> None:

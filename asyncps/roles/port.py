@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +16,25 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol import messages
-from asyncps.protocol.frames import Flag, Header, Kind
+from asyncps.protocol.frames import MAX_ROWS, Flag, Header, Kind
 from asyncps.protocol.messages import AnyMessage, UnitSpec
 from asyncps.roles.keeper import Keeper, Target, typed
+from asyncps.tensor import dtypes
 from asyncps.tensor.pool import Bytes
 from asyncps.transport.connection import Connection
-from asyncps.transport.link import control_frame
 from asyncps.transport.outbox import Outbox, Outgoing
+from asyncps.transport.request import control_frame
 from asyncps_ext import wire
 
 if TYPE_CHECKING:
     from asyncps.roles.server import Server
 
+log = logging.getLogger(__name__)
+
 pack_header: Callable[..., bytes] = wire.pack_header
 
-# Requests of one worker that may wait for rounds; each is a few hundred bytes of ours.
+# Requests of one worker that may wait for rounds, beside a few for each unit; each is a few hundred
+# bytes of ours.
 _MAX_PARKED = 1 << 16
 
 _DATA_KINDS = frozenset({Kind.PUSH, Kind.PUSHPULL, Kind.INIT, Kind.ASSIGN})
@@ -81,11 +86,9 @@ class WorkerPort:
             if header.kind not in _DATA_KINDS:
                 raise RemoteProtocolError("a payload where none belongs", got=header.kind)
             keeper = self._keeper(header)
+            self._check_room(keeper)
             if header.kind == Kind.INIT:
-                spec = messages.decode(table)
-                if not isinstance(spec, UnitSpec) or sum(spec.sizes) != header.payload_bytes:
-                    raise RemoteProtocolError("INIT that does not describe its payload")
-                self._spec = spec
+                self._spec = _checked_spec(messages.decode(table), header.payload_bytes)
             else:
                 self._rows = _rows(header, table)
                 target = keeper.find(header, self._rows, header.payload_bytes)
@@ -117,6 +120,7 @@ class WorkerPort:
                 keeper.push(target, self.rank, header, buffer, self._now())
                 self._counted(keeper, target, header)
             elif kind == Kind.PULL or kind == Kind.WAIT:
+                self._check_room(keeper)
                 self._pull(keeper, keeper.find(header, _rows(header, table), header.hyper), header)
             elif kind == Kind.INIT and buffer is not None:
                 spec, self._spec = self._spec, None
@@ -131,6 +135,9 @@ class WorkerPort:
                 raise RemoteProtocolError("a frame that a server does not take", got=kind)
         except AsyncPSError as error:
             self._error(header, error)
+        except Exception as failed:
+            log.exception("a request of worker %d failed", self.rank)
+            self._error(header, AsyncPSError(f"the server failed: {failed!r}"))
 
     def send(self, frame: Outgoing) -> None:
         """Queue an answer; without a connection there is nobody who waits for it.
@@ -155,10 +162,14 @@ class WorkerPort:
             self._pull(keeper, target, header)
 
     def _pull(self, keeper: Keeper, target: Target, header: Header) -> None:
-        if len(self.parked) >= _MAX_PARKED:
-            raise RemoteProtocolError("too many requests wait", expected=f"at most {_MAX_PARKED}")
         self.parked.add(header.request)
         keeper.pull(target, self.rank, header, self)
+
+    def _check_room(self, keeper: Keeper) -> None:
+        """Refuse more requests than a worker in its senses has; before anything is counted."""
+        most = _MAX_PARKED + 4 * len(keeper.units)
+        if len(self.parked) >= most:
+            raise RemoteProtocolError("too many requests wait", expected=f"at most {most}")
 
     def _ack(self, header: Header) -> None:
         frame = pack_header(
@@ -207,10 +218,26 @@ class WorkerPort:
         self.refuse(header.request, header.priority, typed(error, key, self.server.host))
 
 
+def _checked_spec(spec: AnyMessage, size: int) -> UnitSpec:
+    """Refuse an INIT that cannot be right, before anything is made of it."""
+    if not isinstance(spec, UnitSpec):
+        raise RemoteProtocolError("INIT without its description", got=type(spec).__name__)
+    itemsize = dtypes.by_name(spec.dtype).itemsize
+    rows = len(spec.sizes)
+    if (
+        not rows or rows != len(spec.keys) or rows > MAX_ROWS or (rows != 1 and not spec.slab)
+        or not 0 <= spec.first_row <= MAX_ROWS - rows
+        or any(part <= 0 or part % itemsize for part in spec.sizes) or sum(spec.sizes) != size
+    ):
+        raise RemoteProtocolError("INIT that does not describe its payload", key=spec.keys[0]
+                                  if spec.keys else None, got=size)
+    return spec
+
+
 def _rows(header: Header, table: memoryview) -> list[int] | None:
     if not header.flags & Flag.ROWS:
         return None
-    if header.table_bytes % 4 or not header.table_bytes:
+    if header.table_bytes % 4 or not 0 < header.table_bytes <= 4 * MAX_ROWS:
         raise RemoteProtocolError("rows are u32", got=header.table_bytes)
     rows: list[int] = np.frombuffer(table, "<u4").tolist()
     return rows

@@ -6,7 +6,7 @@ from asyncps.errors import AsyncPSError
 from asyncps.protocol import messages
 from asyncps.protocol.handshake import Hello
 from asyncps.transport.blocking import open_socket
-from asyncps.transport.link import control_frame
+from asyncps.transport.request import control_frame
 from asyncps.transport.tcp import parse_address
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import socket
 import threading
 import weakref
 from collections import deque
@@ -17,6 +19,8 @@ from typing import Any, TypeVar
 
 from asyncps.config import Config
 from asyncps.errors import ClosedError, ConfigError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -130,7 +134,11 @@ class Runtime:
         self._awake = False
         calls = self._calls
         while calls:
-            calls.popleft()()
+            call = calls.popleft()
+            try:
+                call()
+            except Exception:
+                log.exception("a call from another thread failed")  # it is no end for the others
 
     def _run(self, started: Future[None]) -> None:
         try:
@@ -178,7 +186,9 @@ def _close_sockets_after_fork(runtime: Runtime) -> None:
         for find in parent.sockets:
             for sock in find():
                 with contextlib.suppress(OSError):
-                    os.close(sock.fileno())
+                    # Detached where that can be: nobody shall close the number a second time.
+                    real = isinstance(sock, socket.socket)
+                    os.close(sock.detach() if real else sock.fileno())
 
     os.register_at_fork(after_in_child=in_child)
 

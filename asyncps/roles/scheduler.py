@@ -15,8 +15,8 @@ from asyncps.roles.node import Spawn
 from asyncps.roles.server import refuse_open_door
 from asyncps.state.scheduling import Close, Instruction, Log, SchedulerState, Send, Stop
 from asyncps.transport.connection import Connection
-from asyncps.transport.link import control_frame, heartbeat_frame
 from asyncps.transport.network import Listening, Network
+from asyncps.transport.request import control_frame, heartbeat_frame
 from asyncps.transport.tcp import Address, parse_address, set_user_timeout
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ something holds `lock`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -46,15 +45,15 @@ class Attempt:
 
 
 class Shortcut:
-    """The lanes of one store.
+    """What one store does with the lanes.
 
     Args:
         node: This worker.
         client: The store.
-        lanes: Its lanes.
+        lanes: Those of the worker.
 
     Attributes:
-        lock: Held while something of the store begins, and while a try lasts.
+        lock: Held while something of a store of this worker begins, and while a try lasts.
         live: Operations that were begun and have not ended.
     """
 
@@ -62,7 +61,7 @@ class Shortcut:
         self._node = node
         self._client = client
         self._lanes = lanes
-        self.lock = threading.Lock()
+        self.lock = lanes.lock
         self.live: set[object] = set()
 
     def note(self, op: Operation) -> None:
@@ -96,7 +95,9 @@ class Shortcut:
         client = self._client
         if unit is None or len(value) > LANE_BYTES or client.closed or self.live:
             return
-        if unit.link.unanswered or self._node.failure is not None:
+        if unit.link.unanswered or unit.held or unit.track.waits:
+            return
+        if self._node.failure is not None:
             return
         rows = plan.slabs[0].rows if plan.slabs else None
         if rows is not None and len(rows) == unit.track.rows:

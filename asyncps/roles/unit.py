@@ -10,6 +10,7 @@ in whole buffers of the pool. The first contribution of a round *becomes* the ac
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from asyncps.state.rounds import FIRST, LAST, REPLAY, Rounds
 from asyncps.tensor import updates
 from asyncps.tensor.dtypes import Array, Dtype
 from asyncps.tensor.pool import Bytes, Pool
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -100,9 +103,10 @@ class Version:
 class Accumulator:
     """The contributions of one open round."""
 
-    __slots__ = ("began", "count", "hyper", "parts", "sum")
+    __slots__ = ("began", "count", "error", "hyper", "parts", "sum")
 
     def __init__(self, began: float) -> None:
+        self.error: AsyncPSError | None = None
         self.began = began
         self.sum: Bytes | None = None
         self.parts: dict[int, Bytes] = {}
@@ -186,10 +190,13 @@ class Unit:
         accumulator = self.open[clock]
         accumulator.count += 1
         accumulator.hyper = max(accumulator.hyper, hyper)
-        if rules.order == "rank":
-            accumulator.parts[rank] = buffer
-        else:
-            accumulator.add(self.dtype, buffer, self.pool)
+        try:
+            if rules.order == "rank":
+                accumulator.parts[rank] = buffer
+            else:
+                accumulator.add(self.dtype, buffer, self.pool)
+        except Exception as error:  # noqa: BLE001 - logged, and the round fails for everybody
+            accumulator.error = _internal(error)
         if not verdict & LAST:
             return []
         rules.rounds += 1
@@ -264,22 +271,32 @@ class Unit:
 
     def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
         accumulator = self.open.pop(clock)
-        total = accumulator.total(self.dtype, self.pool)
         self.failed.clear()
-        try:
-            if rules.reduce == "mean":
-                values = total.view(self.dtype.sum)
-                np.divide(values, accumulator.count, out=values)
-            if rules.optimizer is None:
-                self._publish(self._narrow(total), clock)
-            else:
-                self._step(total, clock, rules.optimizer, rules.hyper_for(accumulator.hyper))
-        except AsyncPSError as error:
+        error = accumulator.error
+        if error is None:
+            try:
+                self._compute(accumulator, clock, rules)
+            except AsyncPSError as refused:
+                error = refused
+            except Exception as failed:  # noqa: BLE001 - logged there
+                # Such as no memory. The round must not vanish: everybody is told.
+                error = _internal(failed)
+        if error is not None:
             # The weights stay, the clock moves on, and every waiter hears why.
             self.failed[clock] = error
             self.current.clock = clock
         self.rounds.apply()
         return self.parked.pop(clock, [])
+
+    def _compute(self, accumulator: Accumulator, clock: int, rules: Rules) -> None:
+        total = accumulator.total(self.dtype, self.pool)
+        if rules.reduce == "mean":
+            values = total.view(self.dtype.sum)
+            np.divide(values, accumulator.count, out=values)
+        if rules.optimizer is None:
+            self._publish(self._narrow(total), clock)
+        else:
+            self._step(total, clock, rules.optimizer, rules.hyper_for(accumulator.hyper))
 
     def _narrow(self, total: Bytes) -> Bytes:
         if self.dtype.narrow is None:
@@ -321,3 +338,8 @@ class Unit:
         for version in [v for v in self.old if not v.owed]:
             self.old.remove(version)
             self.pool.give(version.buffer)
+
+
+def _internal(error: Exception) -> AsyncPSError:
+    log.error("a round failed", exc_info=error)
+    return AsyncPSError(f"the server failed in this round: {error!r}")

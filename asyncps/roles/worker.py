@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncps.config import Config
-from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded
+from asyncps.errors import AsyncPSError, ClosedError, ConfigError, DeadlineExceeded
 from asyncps.protocol import messages
 from asyncps.protocol.messages import (
     AnyMessage,
@@ -50,7 +50,10 @@ class Worker:
         self.node.on_failure.append(self._failed)
         self.links: list[Link] = []
         self.clients: dict[str, Client] = {}
-        self.lanes: list[Lanes] = []
+        self.lanes = Lanes(self.node)
+        self._asked: dict[
+            tuple[type, int], tuple[messages.Message, asyncio.Future[AnyMessage] | None]
+        ] = {}
         self._closed = False
 
     async def start(self) -> None:
@@ -66,32 +69,40 @@ class Worker:
         self.links = [self._link_to(member) for member in servers]
         for link in self.links:
             link.start()
-        deadlines = Deadlines(
-            self.config, self.links, self._ask_server,
-            lambda: self._closed or node.failure is not None,
-        )
-        node.spawn(deadlines.watch(), f"deadlines of worker {node.rank}")
+        for link in self.links:
+            deadlines = Deadlines(
+                self.config, link, self._ask_server,
+                lambda: self._closed or node.failure is not None,
+            )
+            node.spawn(deadlines.watch(), f"deadlines of {link.name} at worker {node.rank}")
 
     async def close(self) -> None:
         """Leave for good."""
+        if self._close_links():
+            await self.node.leave()
+
+    def abandon(self) -> None:
+        """Go without a goodbye: rounds may be half pushed, so the others must hear of a loss."""
+        if self._close_links():
+            self.node.abandon()
+
+    def _close_links(self) -> bool:
         if self._closed:
-            return
+            return False
         self._closed = True
         for client in self.clients.values():
             client.closed = True
-        for lanes in self.lanes:
-            lanes.close()
+        self.lanes.close()
         error = ClosedError("the store is closed")
         for link in self.links:
             link.kill(error)
-        await self.node.leave()
+        return True
 
     def sockets(self) -> list[Any]:
         """Return the sockets of all connections, for a forked child to close."""
         links = [self.node.link, *self.links]
         found = [link.connection.socket() for link in links if link.connection is not None]
-        lanes = [sock for lanes in self.lanes for sock in lanes.sockets()]
-        return [sock for sock in found if sock is not None] + lanes
+        return [sock for sock in found if sock is not None] + self.lanes.sockets()
 
     def whom_we_wait_for(self) -> str:
         """Name the servers that owe an answer, for messages."""
@@ -116,9 +127,7 @@ class Worker:
         """Return the lanes of a store that is used by blocking calls, if there can be any."""
         if not self.node.network.has_sockets:
             return None
-        lanes = Lanes(self.node)
-        self.lanes.append(lanes)
-        return Shortcut(self.node, client, lanes)
+        return Shortcut(self.node, client, self.lanes)
 
     async def init(
         self, client: Client, specs: Sequence[KeySpec], values: Sequence[memoryview]
@@ -189,12 +198,11 @@ class Worker:
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:
         """Change hyper-parameters; pushes from now on carry the new version."""
-        client.hyper = {**client.hyper, **values}
-        client.hyper_version += 1
-        message = messages.SetHyper(client.number, client.hyper_version, client.hyper)
-        answers = [self._ask_server(link, message) for link in self.links]
-        for answer in answers:
-            await answer
+        hyper, version = {**client.hyper, **values}, client.hyper_version + 1
+        message = messages.SetHyper(client.number, version, hyper)
+        for link in self.links:
+            await self._ask_server(link, message)
+        client.hyper, client.hyper_version = hyper, version
 
     async def statistics(self, client: Client) -> list[messages.ServerStatistics]:
         """Ask every server what it did for a store."""
@@ -213,6 +221,10 @@ class Worker:
             work()
         except AsyncPSError as failed:
             op.part_done(failed)
+        except Exception as failed:
+            # Such as no memory: the caller must hear of it, and nobody else.
+            log.exception("%s failed", op.verb)
+            op.part_done(AsyncPSError(f"{op.verb} failed: {failed!r}"))
 
     async def finish(self, op: Operation) -> None:
         """Wait for an operation; give its memory back whatever happens.
@@ -233,6 +245,14 @@ class Worker:
 
         What was pushed stays counted; only the answers find nobody.
         """
+        error = ClosedError("its caller gave up waiting")
+        op.fail(error)
+        op.observed = True
+        for client in self.clients.values():
+            for unit in client.units.values():
+                for held in unit.held:
+                    if held.op is op:
+                        held.detach(error)
         broken = {link for link, request in op.requests if take_back(link, request, op.lent)}
         for link in broken:
             cut(link)
@@ -240,14 +260,37 @@ class Worker:
     # ---- inside ----
 
     async def _ask_all(self, message: messages.Message, what: str) -> AnyMessage:
-        """Ask the scheduler something that waits for others."""
-        try:
-            async with asyncio.timeout(self.config.round_s):
-                return await self.node.ask(message)
-        except TimeoutError:
+        """Ask the scheduler something that waits for others.
+
+        A question whose deadline passed stays asked, for it is counted; the same question again
+        waits for the same answer.
+        """
+        kind = (type(message), getattr(message, "store", 0))
+        asked, asking = self._asked.get(kind, (message, None))
+        if asking is None or asking.done():
+            asking = asyncio.get_running_loop().create_future()
+            self._asked[kind] = (message, asking)
+            self.node.spawn(self._carry(message, asking), f"a question of worker {self.node.rank}")
+        elif asked != message:
+            raise ConfigError("an earlier call of this kind still waits for the others",
+                              expected=asked, got=message)
+        done, _ = await asyncio.wait({asking}, timeout=self.config.round_s)
+        if not done:
             raise DeadlineExceeded(
                 f"waited {self.config.round_s:g} s for {what}", rank=self.node.rank
-            ) from None
+            )
+        return asking.result()
+
+    async def _carry(
+        self, message: messages.Message, asking: asyncio.Future[AnyMessage]
+    ) -> None:
+        try:
+            answer = await self.node.ask(message)
+        except AsyncPSError as error:
+            asking.set_exception(error)
+            asking.exception()  # it may be that nobody waits any more
+        else:
+            asking.set_result(answer)
 
     def _link_to(self, member: Member) -> Link:
         async def dial(link: Link) -> Connection:
@@ -276,26 +319,36 @@ class Worker:
                 await op.wait_end()
         for unit in list(client.units.values()):
             for held in list(unit.held):
-                await held.op.wait_end()
+                await held.wait_gone()
         if client.pushes:
             question = messages.AskStatistics(client.number)
             for link in self.links:
                 await self._ask_server(link, question, _LAST)
+        while client.failed:
+            op = client.failed.popleft()
+            if not op.observed and op.error is not None:
+                op.observed = True
+                raise op.error
 
     async def _ask_server(
         self, link: Link, message: messages.Message, priority: int = 1 << 30
     ) -> AnyMessage:
+        """Ask a server; while bytes of its link move it is alive and may take its time."""
         if self.node.failure is not None:
             raise self.node.failure
-        try:
-            async with asyncio.timeout(self.config.answer_s):
-                return await link.ask(message, self.node.incarnation, priority)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"{link.name} did not answer within {self.config.answer_s:g} s"
-            ) from None
+        asking = link.question(message, self.node.incarnation, priority)
+        while True:
+            moved = link.moved_bytes
+            done, _ = await asyncio.wait({asking}, timeout=self.config.answer_s)
+            if done:
+                return asking.result()
+            if link.moved_bytes == moved:
+                raise DeadlineExceeded(
+                    f"{link.name} did not answer within {self.config.answer_s:g} s"
+                )
 
     def _failed(self, error: AsyncPSError) -> None:
+        self.lanes.close()
         for link in self.links:
             link.kill(error)
 

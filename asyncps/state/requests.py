@@ -107,6 +107,11 @@ class UnitTrack:
         """A request that brings the value of a clock, or word of it, is on its way."""
         self._waiting[request] = (clock, rows)
 
+    @property
+    def waits(self) -> bool:
+        """Whether an answer is still to come."""
+        return bool(self._waiting)
+
     def answered(self, request: int) -> None:
         """The value, or the word that it is there, has come: that clock is applied."""
         clock, rows = self._waiting.pop(request, (0, None))

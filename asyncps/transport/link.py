@@ -23,7 +23,8 @@ from asyncps.protocol import messages
 from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.messages import AnyMessage, Message
 from asyncps.transport.connection import Connection
-from asyncps.transport.outbox import Outbox, Outgoing
+from asyncps.transport.outbox import Outbox
+from asyncps.transport.request import Request, control_frame
 from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
@@ -32,42 +33,6 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.3
 
 pack_header: Callable[..., bytes] = wire.pack_header
-
-
-class Request(Outgoing):
-    """A request that waits for its answer.
-
-    Attributes:
-        number: Its number, unique and increasing on its link.
-        place: Where the payload of the answer goes; None drops it.
-        answered: Called once with (header, message, error) of the answer.
-        since: When it was made, loop time.
-        unit: What it speaks of, None for a question.
-        owner: The operation that it is part of.
-        expired: Its caller was told that it took too long; only the clocks still care.
-    """
-
-    __slots__ = ("answered", "expired", "number", "owner", "place", "since", "unit")
-
-    def __init__(
-        self,
-        number: int,
-        priority: int,
-        parts: list[bytes | memoryview],
-        size: int,
-        answered: Callable[[Request, Header | None, AnyMessage | None, AsyncPSError | None], None],
-        place: memoryview | None = None,
-        unit: Any = None,
-        owner: Any = None,
-    ) -> None:
-        super().__init__(priority, parts, size)
-        self.number = number
-        self.place = place
-        self.answered = answered
-        self.since = 0.0
-        self.unit = unit
-        self.owner = owner
-        self.expired = False
 
 
 class Link:
@@ -140,18 +105,23 @@ class Link:
         self.unanswered[request.number] = request
         self.outbox.post(request)
 
-    async def ask(
-        self, message: Message, incarnation: int, priority: int = 1 << 30
-    ) -> AnyMessage:
+    async def ask(self, message: Message, incarnation: int) -> AnyMessage:
         """Send a control message and wait for the answer.
+
+        Raises:
+            AsyncPSError: The other side answered with an error, or is gone.
+        """
+        return await self.question(message, incarnation)
+
+    def question(
+        self, message: Message, incarnation: int, priority: int = 1 << 30
+    ) -> asyncio.Future[AnyMessage]:
+        """Send a control message; the future is its answer, or the error that came.
 
         Args:
             message: The question.
             incarnation: Of this node.
             priority: Before all else unless told otherwise.
-
-        Raises:
-            AsyncPSError: The other side answered with an error, or is gone.
         """
         future: asyncio.Future[AnyMessage] = asyncio.get_running_loop().create_future()
 
@@ -163,8 +133,13 @@ class Link:
                 return
             if error is not None:
                 future.set_exception(error)
+                future.exception()  # it may be that nobody waits any more
             elif answer is not None:
                 future.set_result(answer)
+            else:
+                wrong = RemoteProtocolError(f"{self.name} gave no answer to a question")
+                future.set_exception(wrong)
+                future.exception()
 
         table = messages.encode(message)
         number = self.number()
@@ -174,7 +149,7 @@ class Link:
         )
         size = len(header) + len(table)
         self.request(Request(number, priority, [header, table], size, answered))
-        return await future
+        return future
 
     def tell(self, message: Message, incarnation: int, request: int = 0) -> None:
         """Send a control message that has no answer and may be lost with the connection."""
@@ -198,6 +173,12 @@ class Link:
     def sent_bytes(self) -> int:
         """Bytes handed over on all connections so far."""
         return self._sent_before + (self.connection.sent if self.connection else 0)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that came, and that the kernel took, on all connections so far."""
+        pending = self.connection.pending_bytes if self.connection else 0
+        return self.sent_bytes - pending + self.received_bytes
 
     @property
     def received_bytes(self) -> int:
@@ -384,16 +365,3 @@ class Link:
 def _resolve(waiting: asyncio.Future[None] | None) -> None:
     if waiting is not None and not waiting.done():
         waiting.set_result(None)
-
-
-def control_frame(message: Message, request: int, incarnation: int, acked: int = 0) -> bytes:
-    """Return a whole control frame."""
-    table = messages.encode(message)
-    return pack_header(
-        Kind.CONTROL, 0, incarnation, 0, request, 0, 0, 0, len(table), 0, acked, 0
-    ) + table
-
-
-def heartbeat_frame(incarnation: int) -> bytes:
-    """Return a frame that says no more than: I live."""
-    return pack_header(Kind.HEARTBEAT, 0, incarnation, 0, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -72,6 +73,16 @@ def lanes_of(store: KVStore) -> Lanes:
     return shortcut._lanes
 
 
+def detour(store: KVStore, proxy: ThreadProxy) -> None:
+    """Lead the lanes of a store through a proxy; the loop has its connections already."""
+    node = store._core.worker.node
+    host, port = proxy.address
+    node.members = [
+        msgspec.structs.replace(m, host=host, port=port) if m.role == "server" else m
+        for m in node.members
+    ]
+
+
 def settle(store: KVStore) -> None:
     """Wait until the loop has cleaned up behind the last call."""
 
@@ -103,7 +114,7 @@ def in_step(store: KVStore, key: Any, value: Any, **more: Any) -> Any:
     return store.pushpull(key, value, **more)
 
 
-# ---- values ---------------------------------------------------------------------------------------
+# ---- values -------------------------------------------------------------------------------------
 
 SLAB = ["a", "b", "c"]
 
@@ -217,7 +228,7 @@ def test_server_counts_the_bytes_of_lanes_and_knows_whose_they_are(lanes: Watche
         cluster.run(work)
 
 
-# ---- not on the lane ------------------------------------------------------------------------------
+# ---- not on the lane ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["large", "two chunks", "two slabs", "two servers", "handle"])
@@ -282,7 +293,7 @@ def test_lane_is_closed_while_something_else_is_under_way(lanes: Watched) -> Non
     assert lanes.tries == {0: [True], 1: [True] * 4}
 
 
-# ---- late answers ---------------------------------------------------------------------------------
+# ---- late answers -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
@@ -334,25 +345,47 @@ def test_call_that_went_on_over_the_loop_may_be_followed_by_any_other(lanes: Wat
     on_cluster(work, servers=1, transport="tcp")
 
 
-def test_two_stores_of_one_worker_share_its_rank_and_no_answers(lanes: Watched) -> None:
+def test_stores_of_one_worker_share_its_lanes_and_no_answers(lanes: Watched) -> None:
     lanes.patient()
 
     def work(store: KVStore) -> None:
         worker, runtime = store._core.worker, store._runtime
         client = runtime.run(worker.open_store("second", store._core.client.config))
         core = Core(worker, client, worker.shortcut(client))
-        second = KVStore(core, runtime, lambda: None)
+        second = KVStore(core, runtime, lambda _: None)
         store.init("w", np.zeros(5, "f4"))
         second.init("w", np.zeros(5, "f4"))
         for turn in range(10):
             assert (in_step(store, "w", np.full(5, turn, "f4")) == 2 * turn).all()
             assert (in_step(second, "w", np.full(5, -turn, "f4")) == -2 * turn).all()
+        assert lanes_of(second) is lanes_of(store)
 
     on_cluster(work, servers=1, transport="tcp")
-    assert lanes.tries[0]
+    assert lanes.tries == {0: [True] * 20, 1: [True] * 20}
 
 
-# ---- broken lanes ---------------------------------------------------------------------------------
+def test_two_threads_on_two_stores_of_one_worker(lanes: Watched) -> None:
+    def work(store: KVStore) -> None:
+        worker, runtime = store._core.worker, store._runtime
+        client = runtime.run(worker.open_store("second", store._core.client.config))
+        second = KVStore(Core(worker, client, worker.shortcut(client)), runtime, lambda _: None)
+        for each in (store, second):
+            each.init("w", np.zeros(5, "f4"))
+
+        def one(mine: KVStore, sign: int, errors: list[BaseException]) -> None:
+            try:
+                for turn in range(40):
+                    got = mine.pushpull("w", np.full(5, sign * turn, "f4"))
+                    assert (got == 2 * sign * turn).all(), turn
+            except BaseException as error:  # noqa: BLE001 - it is raised in the worker's thread
+                errors.append(error)
+
+        together([lambda errors: one(store, 1, errors), lambda errors: one(second, -1, errors)])
+
+    on_cluster(work, servers=1, transport="tcp")
+
+
+# ---- broken lanes -------------------------------------------------------------------------------
 
 HELLO_UP, HELLO_DOWN = 92 + 32, 92 + 32 + 256
 VALUE = 4 * 250
@@ -376,7 +409,7 @@ def test_lane_that_is_cut_in_the_middle_counts_once(
             mine = lanes_of(store)
             for turn in range(5):
                 if store.rank == 0 and turn == 0:
-                    mine._places[0] = proxy.address
+                    detour(store, proxy)
                 if store.rank == 0 and turn == 2:
                     proxy.cut_after(count, direction, reset=reset)
                 if store.rank == 0 and turn == 3:
@@ -426,7 +459,7 @@ def test_lane_that_is_refused_changes_nothing(lanes: Watched) -> None:
     with asyncps.LocalCluster(workers=2, transport="tcp", **DEADLINES) as cluster:
 
         def work(store: KVStore) -> None:
-            lanes_of(store)._places[0] = proxy.address
+            detour(store, proxy)
             store.init("w", np.zeros(5, "f4"))
             for _ in range(3):
                 lanes_of(store)._closed_until.clear()
@@ -438,7 +471,7 @@ def test_lane_that_is_refused_changes_nothing(lanes: Watched) -> None:
     assert lanes.tries == {}
 
 
-# ---- errors ---------------------------------------------------------------------------------------
+# ---- errors -------------------------------------------------------------------------------------
 
 
 def test_error_of_the_server_is_raised_and_the_store_goes_on(lanes: Watched) -> None:
@@ -555,7 +588,7 @@ def test_signal_during_an_exchange(lanes: Watched, monkeypatch: pytest.MonkeyPat
     assert lanes.tries[0][0] is False
 
 
-# ---- threads, and everything at once --------------------------------------------------------------
+# ---- threads, and everything at once ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("patience_s", [0.0002, 0.005], ids=["hasty", "usual"])
@@ -682,7 +715,7 @@ def check(coming: list[tuple[Any, list[Any]]]) -> None:
     coming.clear()
 
 
-# ---- the end --------------------------------------------------------------------------------------
+# ---- the end ------------------------------------------------------------------------------------
 
 
 def test_close_closes_the_lanes(lanes: Watched) -> None:
@@ -704,6 +737,8 @@ def test_close_closes_the_lanes(lanes: Watched) -> None:
     on_cluster(work, servers=1, transport="tcp")
 
 
+@pytest.mark.slow
+@pytest.mark.launch
 def test_forked_child_holds_no_lane(processes: ProcessGroup) -> None:
     on_processes(processes, forks, workers=2, servers=1)
 

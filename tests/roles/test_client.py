@@ -14,7 +14,7 @@ from asyncps.protocol.messages import KeySpec, Placement, StoreConfig
 from asyncps.roles.client import Client
 from asyncps.roles.operation import Operation
 from asyncps.state.routing import Routing
-from asyncps.transport.link import Request
+from asyncps.transport.request import Request
 from asyncps_ext import wire
 
 

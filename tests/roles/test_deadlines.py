@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,7 +25,7 @@ from asyncps.roles import lane
 from asyncps.roles.deadlines import Deadlines, expire, header_of, take_back
 from asyncps.roles.lane import Lanes
 from asyncps.roles.operation import Operation
-from asyncps.transport.link import Request
+from asyncps.transport.request import Request
 from asyncps_ext import wire
 from tests.faults.proxied import ProxiedNetwork
 from tests.support.cluster import DEADLINES
@@ -52,8 +53,12 @@ class Frozen:
             runtime.run(connected())
             (server,) = [m for m in worker.node.members if m.role == "server"]
             self.proxy = self.network.proxies[server.port]
-            assert store._core.shortcut is not None
-            store._core.shortcut._lanes._places[0] = self.proxy.address
+            host, port = self.proxy.address
+            worker.node.members = [
+                msgspec.structs.replace(m, host=host, port=port) if m is server else m
+                for m in worker.node.members
+            ]
+            self.port = server.port
             yield store
 
     def freeze(self) -> None:
@@ -85,7 +90,7 @@ def frozen(workers: int = 1, **settings: float) -> Iterator[Frozen]:
             cluster._runtime.run(network.close())
 
 
-# ---- a server that is frozen ----------------------------------------------------------------------
+# ---- a server that is frozen --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE], ids=["lane", "loop"])
@@ -159,10 +164,9 @@ def test_lane_to_a_server_that_freezes_is_no_longer_waited_for(
         job.freeze()
         lane.wait_at_most(lanes._open[0].sock, 0.001, 0.01)
         worker = store._core.worker
-        server = next(m for m in worker.node.members if m.role == "server")
 
         async def around() -> None:  # the loop's own connection takes another way
-            job.network.proxies.pop(server.port)
+            job.network.proxies.pop(job.port)
             worker.links[0].abort(ClosedError("cut by the test"))
 
         stuck = job.proxy
@@ -179,7 +183,7 @@ async def closed(proxy: Any) -> None:
     await asyncio.sleep(0)
 
 
-# ---- a worker that stays away ---------------------------------------------------------------------
+# ---- a worker that stays away -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE], ids=["lane", "loop"])
@@ -220,7 +224,7 @@ def test_round_that_stays_incomplete_names_the_ranks_and_stays_counted(
     assert "waits for ranks [2]: key 'w', clock 2" in caplog.text
 
 
-# ---- the watch alone ------------------------------------------------------------------------------
+# ---- the watch alone ----------------------------------------------------------------------------
 
 
 class FakeLink:
@@ -231,6 +235,7 @@ class FakeLink:
         self.unanswered: dict[int, Request] = {}
         self.connection: Any = None
         self.aborted: list[AsyncPSError] = []
+        self.moved_bytes = 0
 
     def abort(self, error: AsyncPSError) -> None:
         """The connection is cut."""
@@ -246,7 +251,7 @@ class Watch:
         self.asked: list[Any] = []
         self.over = False
         given: Any = {"answer_s": 0.08, "round_s": 0.3, "round_warning_s": 0.2, **settings}
-        self.deadlines = Deadlines(Config(**given), [self.link], self.ask, lambda: self.over)
+        self.deadlines = Deadlines(Config(**given), self.link, self.ask, lambda: self.over)
 
     async def ask(self, link: Any, message: Any) -> Any:
         """What a server says."""
@@ -269,9 +274,9 @@ class Watch:
 
     async def judge(self, now: float) -> None:
         """One look."""
-        overdue = self.deadlines._overdue(self.link, now)
+        overdue = self.deadlines._overdue(now)
         if overdue:
-            await self.deadlines._judge(self.link, overdue, now)
+            await self.deadlines._judge(overdue, now)
 
 
 @pytest.mark.parametrize("kind", [Kind.PUSH, Kind.INIT, Kind.ASSIGN])
@@ -302,6 +307,29 @@ async def test_what_waits_for_others_is_due_after_round_s(kind: Kind) -> None:
     await watch.judge(100.4)
     assert isinstance(op.error, DeadlineExceeded)
     assert "waits for ranks [1, 4]" in str(op.error)
+
+
+async def test_push_on_its_way_is_not_due_while_bytes_move() -> None:
+    watch = Watch()
+    op = watch.request(Kind.PUSH, since=100.0)
+    watch.deadlines._moved_at = 109.95
+    await watch.judge(110.0)
+    assert not op.ended
+    await watch.judge(110.04)
+    assert op.ended
+
+
+async def test_bytes_that_move_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch()
+    watch.request(Kind.PUSH, since=0.0)
+
+    def done() -> bool:
+        watch.link.moved_bytes += 1
+        return watch.link.moved_bytes > 8  # looks, for longer than `answer_s`
+
+    watch.deadlines._done = done
+    await watch.deadlines.watch()
+    assert not watch.link.unanswered[1].owner.ended
 
 
 async def test_server_that_does_not_say_whom_it_waits_for_is_silent() -> None:
@@ -342,7 +370,7 @@ async def test_loop_that_was_away_judges_nobody(monkeypatch: pytest.MonkeyPatch)
     await watch.deadlines.watch()
     assert not op.ended
     monkeypatch.undo()
-    looks = iter(range(5))
+    looks = iter(range(8))  # longer than `answer_s`
     await watch.deadlines.watch()
     assert op.ended
 
@@ -393,7 +421,7 @@ async def test_answer_that_is_arriving_is_dropped_and_counts_as_come() -> None:
     assert len(answered) == 1
 
 
-# ---- whether there is a cluster -------------------------------------------------------------------
+# ---- whether there is a cluster -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("env", "expected"), [

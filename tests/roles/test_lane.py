@@ -158,7 +158,7 @@ def test_servers_error_is_raised_and_the_lane_stays(pair: Pair) -> None:
     assert pair.exchange(8, number=8) == b"12345678"
 
 
-# ---- lanes that are given up ----------------------------------------------------------------------
+# ---- lanes that are given up --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answer", [
@@ -219,15 +219,13 @@ def test_closed_lanes_stay_closed(pair: Pair) -> None:
     assert pair.exchange(8) is None
 
 
-def test_requests_of_all_lanes_of_a_process_have_their_own_numbers(pair: Pair) -> None:
-    """Two stores share a rank: what a server owes to one may come on the other's connection."""
-    other = Lanes(fake_node(1))
-    numbers = [lanes.number() for lanes in (pair.lanes, other) * 5]
+def test_requests_have_numbers_of_their_own(pair: Pair) -> None:
+    numbers = [pair.lanes.number() for _ in range(5)]
     assert numbers == sorted(set(numbers))
     assert numbers[0] > LANE_NUMBERS
 
 
-# ---- opening --------------------------------------------------------------------------------------
+# ---- opening ------------------------------------------------------------------------------------
 
 
 class Door:
@@ -311,7 +309,7 @@ def test_lane_to_nobody_and_after_its_pause_to_somebody() -> None:
         assert over.wait(5.0)
 
     with Door(serve) as door:
-        lanes._places = [("127.0.0.1", door.port)]
+        lanes._node.members = fake_node(door.port).members
         assert not lanes.ready(0)
         lanes._closed_until[0] = 0.0
         assert lanes.ready(0)
@@ -342,7 +340,7 @@ def test_socket_that_proves_nothing_in_time_is_closed() -> None:
         over.set()
 
 
-# ---- blocking sockets -----------------------------------------------------------------------------
+# ---- blocking sockets ---------------------------------------------------------------------------
 
 
 def test_receive_and_send_end_by_themselves() -> None:

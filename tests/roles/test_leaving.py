@@ -86,7 +86,7 @@ def test_barrier_that_waits_for_the_leaver_says_so_and_later_ones_go_on() -> Non
 
         async def meet() -> None:
             barrier = asyncio.create_task(worker.barrier(client), name="a barrier")
-            while not worker.node.link.unanswered:
+            while not worker.node.link.unanswered:  # noqa: ASYNC110 - a turn of the loop
                 await asyncio.sleep(0)
             waiting.set()
             await barrier
@@ -116,7 +116,7 @@ def test_store_that_is_opened_later_does_not_wait_for_who_has_left() -> None:
             assert gone.wait(10)
             worker, runtime = store._core.worker, store._runtime
             client = runtime.run(worker.open_store("later", store._core.client.config))
-            later = KVStore(type(store._core)(worker, client), runtime, lambda: None)
+            later = KVStore(type(store._core)(worker, client), runtime, lambda _: None)
             later.init("w", np.zeros(3, "f4"))
             assert (later.pushpull("w", np.ones(3, "f4")) == 1).all()
         thread.join()
@@ -152,7 +152,7 @@ def test_server_that_was_cut_off_hears_of_it_when_it_is_back(transport: str) -> 
 
             link._connect = closed_door
             link.abort(ConnectionLost("cut by the test"))
-            while link.connection is not None:
+            while link.connection is not None:  # noqa: ASYNC110 - a turn of the loop
                 await asyncio.sleep(0)
             opens.append(door)
 
@@ -176,7 +176,7 @@ def test_server_that_was_cut_off_hears_of_it_when_it_is_back(transport: str) -> 
         thread.join()
 
 
-# ---- the keeper alone -----------------------------------------------------------------------------
+# ---- the keeper alone ---------------------------------------------------------------------------
 
 
 def answers(server: FakeServer, rank: int) -> list[tuple[int, list[float]]]:

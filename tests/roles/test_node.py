@@ -21,8 +21,8 @@ from asyncps.errors import (
 )
 from asyncps.protocol import messages as m
 from asyncps.roles.node import Node
-from asyncps.transport.link import control_frame
 from asyncps.transport.network import TcpNetwork
+from asyncps.transport.request import control_frame
 from tests.faults.job import ReservedPort
 from tests.faults.proxied import wait_cut_off
 from tests.roles.cluster import Bench, bench, settings

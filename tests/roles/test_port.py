@@ -186,12 +186,16 @@ async def test_parked_requests_are_bounded(
 ) -> None:
     monkeypatch.setattr(module, "_MAX_PARKED", 3)
     port = ports.server.ports[0]
-    for number in range(1, 5):
+    most = 3 + 4 * len(ports.server.keeper.units)
+    for number in range(1, most + 2):
         ports.say(port, make_frame(Kind.PULL, number, 0, 1, size=SIZE))
-    ((kind, number, error),) = ports.heard(port)
-    assert (kind, number) == (Kind.ERROR, 4)
-    assert "too many requests" in str(error)
-    assert port.parked == {1, 2, 3}
+    ports.say(port, pushpull(100, 1, 1, 2))
+    first, second = ports.heard(port)
+    assert (first[:2], second[:2]) == ((Kind.ERROR, most + 1), (Kind.ERROR, 100))
+    assert "too many requests" in str(first[2])
+    assert port.parked == set(range(1, most + 1))
+    unit: Any = ports.server.keeper.units[0]
+    assert not unit.open  # what was refused is not counted
 
 
 async def test_statistics_count_both_connections(ports: Ports) -> None:

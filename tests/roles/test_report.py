@@ -7,7 +7,7 @@ import socket
 
 from asyncps.protocol import messages as m
 from asyncps.roles.report import report_death
-from asyncps.transport.link import control_frame
+from asyncps.transport.request import control_frame
 from tests.faults.job import ReservedPort
 from tests.roles.cluster import TOKEN, bench
 

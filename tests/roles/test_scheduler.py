@@ -10,8 +10,8 @@ from asyncps.errors import ConfigError, TransportError, WorkerLost
 from asyncps.protocol import messages as m
 from asyncps.protocol.frames import Kind
 from asyncps.roles.scheduler import Scheduler
-from asyncps.transport.link import control_frame
 from asyncps.transport.network import TcpNetwork
+from asyncps.transport.request import control_frame
 from asyncps_ext import wire
 from tests.roles.cluster import Bench, Peer, bench, settings
 

@@ -13,7 +13,7 @@ from asyncps.errors import RemoteProtocolError, UnknownKey
 from asyncps.protocol import messages as m
 from asyncps.protocol.frames import Header, Kind
 from asyncps.roles.server import Server
-from asyncps.transport.link import control_frame
+from asyncps.transport.request import control_frame
 from asyncps_ext import wire
 from tests.roles.cluster import Bench, Peer, bench
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ class FakeLanes:
 
     def __init__(self) -> None:
         self.open = True
+        self.lock = threading.Lock()
         self.answer: Any = b"12345678"
         self.sent: list[tuple[Header, bytes, bytes]] = []
         self.now_sending: Any = None
@@ -127,7 +129,8 @@ def test_rows_at_different_clocks_go_over_the_loop(store: Store) -> None:
 
 
 @pytest.mark.parametrize("reason", [
-    "closed", "failed", "live", "unanswered", "no lane", "large", "window", "two units", "empty",
+    "closed", "failed", "live", "unanswered", "held", "no lane", "large", "window", "two units",
+    "empty",
 ])
 def test_lane_is_left_alone_and_no_clock_moves(store: Store, reason: str) -> None:
     value = b"abcdefgh"
@@ -142,6 +145,8 @@ def test_lane_is_left_alone_and_no_clock_moves(store: Store, reason: str) -> Non
             store.shortcut.note(Operation("push", lent=False))
         case "unanswered":
             store.link.unanswered[1] = object()
+        case "held":
+            store.chunk.held.append(object())  # type: ignore[arg-type]
         case "no lane":
             store.lanes.open = False
         case "large":
@@ -224,8 +229,8 @@ def test_change_of_the_keys_waits_for_a_try_and_keeps_the_lane_closed(store: Sto
     thread.join()
     assert order == ["sent", "change"]
     store.lanes.now_sending = None
-    with pytest.raises(UnknownKey), store.shortcut.closed():
-        store.lanes.sent.clear()
+    store.lanes.sent.clear()
+    with contextlib.suppress(UnknownKey), store.shortcut.closed():
         assert untouched(store, store.try_lane("c"))
         raise UnknownKey("init failed")
     assert store.try_lane("c").value is not None

@@ -11,8 +11,9 @@ from asyncps.errors import AsyncPSError
 from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.handshake import Hello
 from asyncps.transport.connection import Connection
-from asyncps.transport.link import Link, Request
+from asyncps.transport.link import Link
 from asyncps.transport.network import Listening, MemoryNetwork, Network, TcpNetwork
+from asyncps.transport.request import Request
 from asyncps.transport.tcp import Address
 from asyncps_ext import wire
 

@@ -11,9 +11,10 @@ from asyncps.errors import ConnectionLost, HandshakeError, RemoteProtocolError
 from asyncps.protocol.frames import HEADER_SIZE, Header, Kind
 from asyncps.protocol.handshake import PeerHello
 from asyncps.transport.connection import HIGH_WATER_BYTES
-from asyncps.transport.link import Link, Request
+from asyncps.transport.link import Link
 from asyncps.transport.network import Network
 from asyncps.transport.outbox import Outbox, Outgoing
+from asyncps.transport.request import Request
 from tests.transport.ends import (
     End,
     dial,

@@ -17,8 +17,9 @@ from asyncps.errors import (
 )
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Header, Kind
-from asyncps.transport.link import Link, control_frame
+from asyncps.transport.link import Link
 from asyncps.transport.network import MemoryNetwork, TcpNetwork
+from asyncps.transport.request import control_frame
 from tests.support.proxy import TcpProxy
 from tests.transport.ends import Answers, End, dial, echo, link_to, open_door, post, send, spawning
 

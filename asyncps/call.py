@@ -114,6 +114,11 @@ class Handle:
         self._call = call
         self._on_loop = on_loop
 
+    def __repr__(self) -> str:
+        op = self._call.op
+        state = "under way" if not op.ended else "done" if op.error is None else f"{op.error!r}"
+        return f"<Handle of a {op.verb}: {state}>"
+
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the end and return the result (None for a push).
 

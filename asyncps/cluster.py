@@ -133,11 +133,13 @@ class LocalCluster:
     ) -> None:
         if transport not in ("memory", "tcp"):
             raise ConfigError("unknown transport", expected="memory or tcp", got=repr(transport))
+        _refuse_unknown(settings, ())
         self._config = embedded_config(Config.from_env({}, **settings), servers, workers)
         self._transport = transport
         self._runtime: Runtime | None = None
         self._scope: Scope | None = None
         self._network: Network | None = None
+        self._ran = False
 
     def __enter__(self) -> Self:
         self._runtime = Runtime(loop_factory(self._config))
@@ -167,10 +169,14 @@ class LocalCluster:
         Raises:
             Whatever the first worker that failed (in rank order) raised.
         """
+        if self._ran:
+            raise ConfigError("run may be called once: its workers have left the cluster",
+                              expected="a new LocalCluster")
         kind, store, settings = _checked(type, options, self._config)
         if kind in LOCAL_TYPES:
             raise ConfigError("a cluster has no local stores", expected=", ".join(DIST_TYPES),
                               got=kind)
+        self._ran = True
         results: list[Any] = [None] * self._config.num_workers
         errors: list[BaseException | None] = [None] * self._config.num_workers
 
@@ -310,7 +316,9 @@ def _checked(
         raise NotYetError(f"store type {type!r} is not there yet",
                           expected=", ".join((*LOCAL_TYPES, *DIST_TYPES)), got=type)
     if type not in known:
-        raise ConfigError("unknown store type", expected=", ".join(known), got=repr(type))
+        there, later = ", ".join((*LOCAL_TYPES, *DIST_TYPES)), ", ".join(LATER_TYPES)
+        raise ConfigError("unknown store type", expected=f"{there} (not there yet: {later})",
+                          got=repr(type))
     options = dict(options)
     order = options.pop("order", "arrival")
     reduce = options.pop("reduce", "sum")
@@ -322,14 +330,7 @@ def _checked(
         raise NotYetError("staleness above 0 is not there yet", expected="0")
     if options.pop("multi_precision", False):
         raise NotYetError("multi_precision is not there yet", expected="False")
-    unknown = sorted(set(options) - set(Config.__dataclass_fields__))
-    if unknown:
-        raise ConfigError(
-            "unknown option: " + ", ".join(unknown),
-            expected=", ".join(
-                ("order", "reduce", "staleness", "multi_precision", *Config.__dataclass_fields__)
-            ),
-        )
+    _refuse_unknown(options, ("order", "reduce", "staleness", "multi_precision"))
     settings = base.replace(**options) if base else Config.from_env(**options)
     kind = "dist_sync" if type == "dist" else type
     if kind == "dist_sync" and settings.role not in (None, "worker"):
@@ -337,6 +338,13 @@ def _checked(
                           f"python -m asyncps {settings.role}", expected="a worker",
                           got=settings.role)
     return kind, agreement(kind, order, reduce), settings
+
+
+def _refuse_unknown(options: dict[str, Any], others: tuple[str, ...]) -> None:
+    unknown = sorted(set(options) - set(Config.__dataclass_fields__))
+    if unknown:
+        raise ConfigError("unknown option: " + ", ".join(unknown),
+                          expected=", ".join((*others, *Config.__dataclass_fields__)))
 
 
 def _names_cluster(options: dict[str, Any]) -> bool:

@@ -32,6 +32,9 @@ class KVStore(LaterVerbs):
         self._runtime = runtime
         self._on_close = on_close
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.type}: worker {self.rank} of {self.num_workers}>"
+
     # ---- values ----
 
     def init(self, key: Any, value: Any) -> None:
@@ -236,6 +239,9 @@ class AsyncKVStore(LaterVerbs):
 
     def __init__(self, core: Core) -> None:
         self._core = core
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.type}: worker {self.rank} of {self.num_workers}>"
 
     async def init(self, key: Any, value: Any) -> None:
         """As `KVStore.init`."""

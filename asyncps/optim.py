@@ -91,6 +91,8 @@ def by_name(name: str) -> type[Optimizer]:
         OptimizerError: There is none; the known ones are listed.
     """
     kind = REGISTRY.get(str(name).lower())
+    if kind is None and str(name).lower() == "nag":
+        raise OptimizerError("nag is sgd with nesterov=True", expected="sgd", got=name)
     if kind is None:
         raise OptimizerError("unknown optimizer", expected=", ".join(sorted(REGISTRY)), got=name)
     return kind

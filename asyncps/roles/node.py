@@ -207,6 +207,8 @@ class Node:
         )
 
     def _went_down(self, error: AsyncPSError) -> None:
+        if not self._down_reason and not self.incarnation:
+            log.warning("%s; trying for %g s", error, self.config.rendezvous_s)
         self._down_reason = str(error)
         if self._down_since is None:
             self._down_since = asyncio.get_running_loop().time()

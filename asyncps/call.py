@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -129,6 +130,8 @@ class Handle:
             DeadlineExceeded: It has not ended in time; it goes on, and may be waited for again.
             AsyncPSError: Why it failed.
         """
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
         if not self._call.op.wait(timeout):
             raise DeadlineExceeded(f"{self._call.op.verb} has not ended within {timeout:g} s")
         return self._call.result()

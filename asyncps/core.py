@@ -137,7 +137,7 @@ class Core:
         if self.shortcut is None:
             on_loop(call.start)
             return
-        with self.shortcut.lock:
+        with self.shortcut.held():
             self.shortcut.note(call.op)
             on_loop(call.start)
 
@@ -150,7 +150,7 @@ class Core:
             self.begin(call, on_loop)
             return
         attempt = Attempt()
-        with shortcut.lock:
+        with shortcut.held():
             try:
                 shortcut.pushpull(call.plan, call.lone_value, attempt)
             except AsyncPSError as error:

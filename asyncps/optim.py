@@ -132,7 +132,7 @@ def checked(kind: type[Optimizer], hyper: Mapping[str, Any]) -> dict[str, float 
             value = -1.0
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise OptimizerError(f"{name} must be a number", got=repr(value)) from None
         if not math.isfinite(number):
             raise OptimizerError(f"{name} must be finite", got=repr(value))

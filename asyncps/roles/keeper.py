@@ -104,6 +104,15 @@ class Keeper:
             raise DtypeMismatch("the mean of integers", key=spec.keys[0], expected="a float dtype",
                                 got=spec.dtype)
         found = self.units.get(unit)
+        fits = (
+            spec.first_row == 0 if found is None
+            else isinstance(found, Slab) and spec.first_row <= len(found.sizes) if spec.slab
+            else isinstance(found, Unit) and found.size == buffer.nbytes
+        )
+        if not fits or (found is not None and found.dtype.name != spec.dtype):
+            self.pool.give(buffer)
+            raise RemoteProtocolError("INIT of a unit that exists and is different",
+                                      key=spec.keys[0], got=unit)
         if not spec.slab:
             if found is None:
                 self.units[unit] = Unit(dtype, buffer, self.pool)
@@ -113,9 +122,7 @@ class Keeper:
                 self.pool.give(buffer)
             return
         slab = self.units.setdefault(unit, Slab(dtype, self.pool))
-        if not isinstance(slab, Slab) or spec.first_row > len(slab.sizes):
-            self.pool.give(buffer)
-            raise RemoteProtocolError("rows of a slab come in order", got=spec.first_row)
+        assert isinstance(slab, Slab)
         known = len(slab.sizes) - spec.first_row
         if slab.sizes[spec.first_row :] != spec.sizes[:known]:
             self.pool.give(buffer)

@@ -16,10 +16,11 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-from asyncps.errors import AsyncPSError, RemoteProtocolError
+from asyncps.errors import AsyncPSError, ConfigError, RemoteProtocolError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import HEADER_SIZE, Header, Kind
 from asyncps.protocol.handshake import LANE
@@ -107,10 +108,29 @@ class Lanes:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.lock = threading.Lock()
+        self._holder = 0
         self._next = LANE_NUMBERS
         self._open: dict[int, _Lane] = {}
         self._closed_until: dict[int, float] = {}
         self._closed = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock.
+
+        Raises:
+            ConfigError: This thread holds it: a verb in a signal handler, amid another verb.
+        """
+        me = threading.get_ident()
+        if self._holder == me and self.lock.locked():
+            raise ConfigError("a verb was called in the middle of another one of the same thread",
+                              expected="no verbs of a store in a signal handler")
+        with self.lock:
+            self._holder = me
+            try:
+                yield
+            finally:
+                self._holder = 0
 
     def number(self) -> int:
         """Return the number of the next request."""

@@ -37,6 +37,9 @@ pack_header: Callable[..., bytes] = wire.pack_header
 # bytes of ours.
 _MAX_PARKED = 1 << 16
 
+# Answers that may wait for one worker to read them: as many chunks are 4 GiB.
+_MAX_QUEUED = 8192
+
 _DATA_KINDS = frozenset({Kind.PUSH, Kind.PUSHPULL, Kind.INIT, Kind.ASSIGN})
 
 
@@ -49,6 +52,7 @@ class WorkerPort:
         self.connection: Connection | None = None
         self.outbox = Outbox()
         self.parked: set[int] = set()  # by number: a request that comes again is still one
+        self._paused = False
         self.received_before = 0
         self.sent_before = 0
         self._now = asyncio.get_running_loop().time
@@ -63,6 +67,14 @@ class WorkerPort:
             self._forget(before)
             before.abort(RankTaken("the same worker came over a new connection"))
         self.outbox.attach(connection)
+        self._paused = False
+        connection.on_writable = self._writable
+
+    def _writable(self) -> None:
+        self.outbox.pump()
+        if self._paused and len(self.outbox) <= _MAX_QUEUED // 2 and self.connection is not None:
+            self._paused = False
+            self.connection.resume_reading()
 
     def detach(self) -> None:
         """The connection is gone: the worker will ask again for what it did not get."""
@@ -146,6 +158,10 @@ class WorkerPort:
         """
         if self.connection is not None:
             self.outbox.post(frame)
+            if len(self.outbox) > _MAX_QUEUED and not self._paused:
+                # It asks and does not listen: hear it again when it has taken some answers.
+                self._paused = True
+                self.connection.pause_reading()
 
     def refuse(self, request: int, priority: int, error: AsyncPSError) -> None:
         """Answer a request with an error."""

@@ -35,11 +35,11 @@ class Runtime:
     def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self._make_loop = make_loop
         self._calls: deque[Callable[[], None]] = deque()
-        self._awake = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._stop: asyncio.Event | None = None
         self._closed = False
+        self._ended = False  # the loop is over
         self.forked = False
         self.sockets: list[Callable[[], list[Any]]] = []
         started: Future[None] = Future()
@@ -56,16 +56,18 @@ class Runtime:
         self._tasks.create_task(work, name=name)
 
     def call(self, work: Callable[[], None]) -> None:
-        """Have the loop call something soon. Any thread; the caller does not wait."""
+        """Have the loop call something soon. Any thread; the caller does not wait.
+
+        The loop is woken each time (which costs nothing when it is about to wake): a mark that it
+        was woken already could be left behind by a Ctrl-C between the mark and the wake.
+        """
         if self._closed or self.forked or self._loop is None:
             raise self._gone()
         self._calls.append(work)
-        if not self._awake:
-            self._awake = True
-            with contextlib.suppress(RuntimeError):  # the loop closed meanwhile
-                self._loop.call_soon_threadsafe(self._drain)
-        if not self._thread.is_alive():
-            self._drain()
+        with contextlib.suppress(RuntimeError):  # the loop closed meanwhile
+            self._loop.call_soon_threadsafe(self._drain)
+        if self._ended:  # not is_alive(): a Ctrl-C in it leaves the thread marked as dead
+            self._drain()  # it finds everything closed, and says so
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result.
@@ -131,10 +133,12 @@ class Runtime:
         return ClosedError("the store is closed")
 
     def _drain(self) -> None:
-        self._awake = False
         calls = self._calls
-        while calls:
-            call = calls.popleft()
+        while True:
+            try:
+                call = calls.popleft()
+            except IndexError:
+                return
             try:
                 call()
             except Exception:
@@ -150,7 +154,7 @@ class Runtime:
                 return
             raise
         finally:
-            self._closed = True
+            self._closed = self._ended = True
             self._drain()  # calls that came too late find everything closed, and say so
 
     async def _main(self, started: Future[None]) -> None:

@@ -2,7 +2,7 @@
 
 The lane sends in the caller's thread while the loop's thread owns everything else, so it is taken
 only if nothing of this store is under way, and nothing may begin meanwhile: whoever begins
-something holds `lock`.
+something holds the lanes (`held`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Shortcut:
         lanes: Those of the worker.
 
     Attributes:
-        lock: Held while something of a store of this worker begins, and while a try lasts.
+        held: Held while something of a store of this worker begins, and while a try lasts.
         live: Operations that were begun and have not ended.
     """
 
@@ -61,11 +61,11 @@ class Shortcut:
         self._node = node
         self._client = client
         self._lanes = lanes
-        self.lock = lanes.lock
+        self.held = lanes.held
         self.live: set[object] = set()
 
     def note(self, op: Operation) -> None:
-        """Something begins the ordinary way; to be called under the lock."""
+        """Something begins the ordinary way; to be called while they are held."""
         self.live.add(op)
         op.finally_(lambda: self.live.discard(op))
 
@@ -73,7 +73,7 @@ class Shortcut:
     def closed(self) -> Iterator[None]:
         """Keep the lanes closed while the loop changes what the store knows of its keys."""
         token = object()
-        with self.lock:
+        with self.held():
             self.live.add(token)
         try:
             yield

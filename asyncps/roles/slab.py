@@ -94,12 +94,12 @@ class Slab:
             for begin, size in zip(self.offsets, self.sizes, strict=False)
         ]
         for clock, entries in whole.parked.items():
-            for waiter, _ in entries:
+            for asker, (waiter, _) in entries.items():
                 # It waits for all rows; the answer is the same bytes in more parts.
                 waiter.parts = [memoryview(b"")] * len(self.rows)
                 waiter.pending = len(self.rows)
                 for position, row in enumerate(self.rows):
-                    row.parked.setdefault(clock, []).append((waiter, position))
+                    row.parked.setdefault(clock, {})[asker] = (waiter, position)
 
     def join(self) -> bool:
         """Let all rows move together again if they agree; tell whether they do now."""

@@ -25,6 +25,10 @@ from asyncps.tensor.pool import Bytes, Pool
 
 log = logging.getLogger(__name__)
 
+# Versions kept for workers that have not said that they arrived. In step it is one; the clock
+# window, and answers that wait in a queue, make it a few.
+MAX_OLD = 8
+
 
 @dataclass(slots=True)
 class Rules:
@@ -156,7 +160,7 @@ class Unit:
         self.current = Version(buffer, 0)
         self.old: list[Version] = []
         self.open: dict[int, Accumulator] = {}
-        self.parked: dict[int, list[tuple[Waiter, int]]] = {}
+        self.parked: dict[int, dict[tuple[int, int], tuple[Waiter, int]]] = {}
         self.failed: dict[int, AsyncPSError] = {}
         self.state: dict[str, Array] = {}
         self.updates = 0
@@ -230,13 +234,9 @@ class Unit:
             True when the waiter has all its parts.
         """
         if clock > self.rounds.applied:
-            entries = self.parked.setdefault(clock, [])
-            entries[:] = [
-                entry for entry in entries
-                if (entry[0].rank, entry[0].request) != (waiter.rank, waiter.request)
-                or (entry[0] is waiter and entry[1] != position)
-            ]
-            entries.append((waiter, position))
+            # A request that comes again, after a cut, takes the place of the one before.
+            entries = self.parked.setdefault(clock, {})
+            entries[waiter.rank, waiter.request] = (waiter, position)
             return False
         return self.give(waiter, position, clock)
 
@@ -286,7 +286,7 @@ class Unit:
             self.failed[clock] = error
             self.current.clock = clock
         self.rounds.apply()
-        return self.parked.pop(clock, [])
+        return list(self.parked.pop(clock, {}).values())
 
     def _compute(self, accumulator: Accumulator, clock: int, rules: Rules) -> None:
         total = accumulator.total(self.dtype, self.pool)
@@ -328,6 +328,9 @@ class Unit:
         self.current = Version(buffer, clock)
         if before.owed:
             self.old.append(before)
+            if len(self.old) > MAX_OLD:
+                # Somebody never says what has arrived. Not to the pool: it may still be sent.
+                del self.old[0]
         else:
             self.pool.give(before.buffer)
 

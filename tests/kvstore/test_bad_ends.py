@@ -117,3 +117,84 @@ def test_normal_exit_with_two_stores_loses_no_push(
     )  # fmt: skip
     assert launch.wait(60) == 0, launch.output
     assert "all of it" in launch.output
+
+
+def test_many_pulls_that_wait_for_one_round_are_all_answered() -> None:
+    """What waits for a clock is found by its number: the server stays quick."""
+
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(4, "f4"))
+        if store.rank == 0:
+            store.push("w", np.ones(4, "f4"))
+            handles = [store.pull("w", async_op=True) for _ in range(10_000)]
+            asked.set()
+            for handle in handles:
+                np.testing.assert_array_equal(handle.wait(15), 2)
+        else:
+            assert asked.wait(15)
+            store.push("w", np.ones(4, "f4"))
+
+    asked = threading.Event()
+    on_cluster(work, servers=1)
+
+
+@pytest.mark.launch
+def test_ctrl_c_again_and_again_leaves_the_store_whole(
+    processes: ProcessGroup, tmp_path: Path
+) -> None:
+    """Interrupts at random moments of blocking verbs, on the lane and off it."""
+    script = tmp_path / "interrupted.py"
+    script.write_text(
+        "import random, signal\n"
+        "import numpy as np, asyncps\n"
+        "random.seed(7)\n"
+        "store = asyncps.create('dist_sync')\n"
+        "ones = {'w': np.ones(4, 'f4'), 'v': np.ones(50_000, 'f4')}\n"
+        "for key, one in ones.items(): store.init(key, one)\n"
+        "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+        "interrupts = 0\n"
+        "while interrupts < 500:\n"
+        "    try:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3))\n"
+        "        for key, one in ones.items(): store.pushpull(key, one); store.pull(key)\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "    except KeyboardInterrupt:\n"
+        "        interrupts += 1\n"
+        "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
+        "for key, one in ones.items():\n"
+        "    one[:] = 5\n"
+        "    assert (store.pushpull(key, one) == 5).all()\n"
+        "store.close()\n"
+        "print('whole after', interrupts)\n"
+    )
+    launch = processes.asyncps(
+        "launch", "-n", "1", "-s", "1", "--", sys.executable, str(script),
+        env=clean_environment({"ASYNCPS_ANSWER_S": "10", "ASYNCPS_ROUND_S": "10"}),
+    )  # fmt: skip
+    assert launch.wait(28) == 0, launch.output
+    assert "whole after 500" in launch.output
+
+
+@pytest.mark.launch
+def test_verb_in_a_signal_handler_amid_another_verb_is_refused_and_nothing_hangs(
+    processes: ProcessGroup, tmp_path: Path
+) -> None:
+    script = tmp_path / "handler.py"
+    script.write_text(
+        "import signal\n"
+        "import numpy as np, asyncps\n"
+        "store = asyncps.create('dist_sync')\n"
+        "store.init('a', np.zeros(4, 'f4'))\n"
+        "signal.signal(signal.SIGALRM, lambda *_: store.pull('a'))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
+        "try:\n"
+        "    while True: store.pushpull('a', np.ones(4, 'f4'))\n"
+        "except asyncps.errors.ConfigError as error:\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "    print('refused:', error)\n"
+        "assert (store.pushpull('a', np.full(4, 3, 'f4')) == 3).all()\n"
+        "store.close()\n"
+    )
+    launch = processes.asyncps("launch", "-n", "1", "-s", "1", "--", sys.executable, str(script))
+    assert launch.wait(28) == 0, launch.output
+    assert "refused: a verb was called in the middle of another one" in launch.output

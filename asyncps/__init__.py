@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from importlib import metadata
 
 from asyncps import errors, optim
 from asyncps.call import Handle
@@ -14,8 +14,10 @@ from asyncps.later import LATER_NAMES
 from asyncps.localstore import LocalStore
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> str:
     """Say of a documented name that it is not there yet, of another that it does not exist."""
+    if name == "__version__":
+        return metadata.version("asyncps")
     if name in LATER_NAMES:
         raise AttributeError(f"asyncps.{name} is not there yet; see CHANGELOG.md for what is")
     raise AttributeError(f"module 'asyncps' has no attribute {name!r}")

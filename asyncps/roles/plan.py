@@ -50,7 +50,8 @@ class Held:
     out: memoryview | None
     scatter: Scatter | None
     priority: int
-    gone: asyncio.Future[None] | None = None  # resolved when it has been sent, or never will be
+    is_gone: bool = False  # it has been sent, or never will be
+    gone: asyncio.Future[None] | None = None  # tells that to whoever waits
 
     def detach(self, error: AsyncPSError) -> None:
         """Let the caller and its memory go: the clock is given out, so the push itself stays."""
@@ -64,12 +65,15 @@ class Held:
         op.part_done(error)
 
     def let_go(self) -> None:
-        """Tell whoever waits that this one is held no longer."""
+        """This one is held no longer; tell whoever waits."""
+        self.is_gone = True
         if self.gone is not None:
             resolve(self.gone)
 
     async def wait_gone(self) -> None:
         """Wait on the loop until it is held no longer."""
+        if self.is_gone:
+            return
         if self.gone is None:
             self.gone = asyncio.get_running_loop().create_future()
         await asyncio.shield(self.gone)

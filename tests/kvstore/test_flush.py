@@ -31,6 +31,28 @@ def test_barrier_does_not_wait_for_rounds_that_others_must_finish(
     on_cluster(work, transport=transport)
 
 
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+@pytest.mark.parametrize("size", [3, 300_000])
+def test_barrier_waits_for_held_pushpulls_to_be_accepted_and_no_longer(
+    size: int, transport: str
+) -> None:
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(size, "f4"))
+        ones = np.ones(size, "f4")
+        ahead = 2 if store.rank == 0 else 4  # rank 1 is two ahead: inside the window
+        handles = [
+            store.pushpull("w", ones, out=np.empty_like(ones), async_op=True)
+            for _ in range(ahead)
+        ]
+        store.barrier()
+        handles += [store.push("w", ones) for _ in range(4 - ahead)]
+        for handle in handles:
+            handle.wait(10)
+
+    for _ in range(5):
+        on_cluster(work, servers=1, transport=transport)
+
+
 def test_held_push_whose_deadline_passed_goes_later_with_what_it_was() -> None:
     """Its caller hears DeadlineExceeded and has the memory back; the clock is kept whole."""
 

@@ -17,7 +17,7 @@ from asyncps.errors import ConfigError, DtypeMismatch, KeyExists, ShapeMismatch,
 from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import to_host
-from asyncps.tensor.pool import Bytes, SharedPool
+from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
 from asyncps_ext import wire
 
 Array = npt.NDArray[Any]
@@ -190,10 +190,6 @@ def as_bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-# Smaller copies are quicker made anew than found in the pool.
-_POOLED_BYTES = 64 << 10
-
-
 def _is_made_here(array: Array, value: object) -> bool:
     """Tell whether what `merged` made of a value is new memory, and not the caller's."""
     if isinstance(value, (list, tuple)):
@@ -260,7 +256,7 @@ class Outgoing:
         self.pooled.clear()
 
     def _take(self, size: int) -> Bytes:
-        if size < _POOLED_BYTES:
+        if size < POOLED_BYTES:
             return np.empty(size, np.uint8)
         buffer = self._pool.take(size)
         self.pooled.append(buffer)

@@ -16,12 +16,13 @@ import numpy as np
 
 from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, TensorError
 from asyncps.protocol import messages
-from asyncps.protocol.frames import HEADER_SIZE, Flag, Header, Kind
+from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
+from asyncps.roles.framing import data_frame
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import Held, KeyInfo, Plan, RemoteUnit, Scatter, SlabPlan
+from asyncps.roles.plan import PUSH, PUSHPULL, Held, KeyInfo, Plan, RemoteUnit, Scatter, SlabPlan
 from asyncps.state.requests import Step
-from asyncps.tensor.pool import Bytes, SharedPool
+from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
 from asyncps_ext import wire
@@ -35,11 +36,7 @@ scatter_rows: Callable[..., int] = wire.scatter_rows
 # Copies of pushed values and gathered rows that are kept for the next round.
 _POOL_BYTES = 256 << 20
 
-# Smaller buffers are quicker made anew than found in the pool.
-_POOLED_BYTES = 64 << 10
-
-PUSH, PULL, PUSHPULL = int(Kind.PUSH), int(Kind.PULL), int(Kind.PUSHPULL)
-ASSIGN, WAIT = int(Kind.ASSIGN), int(Kind.WAIT)
+PULL, ASSIGN, WAIT = int(Kind.PULL), int(Kind.ASSIGN), int(Kind.WAIT)
 _KINDS = {"push": PUSH, "pull": PULL, "pushpull": PUSHPULL, "assign": ASSIGN}
 
 
@@ -203,8 +200,7 @@ class Client:
         arrays: Sequence[Any] | None, priority: int,
     ) -> None:
         unit = slab.unit
-        rows = None if len(slab.rows) == unit.track.rows else slab.rows
-        steps = self._steps(kind, unit, rows)
+        steps = self._steps(kind, unit, slab.spoken_of)
         if len(steps) == 1:
             self._when_open(
                 op, kind, unit, steps[0], slab.size, None if buffer is None else buffer.data,
@@ -284,27 +280,15 @@ class Client:
         clock, rows, _ = step
         number = link.number()
         wants = kind != PUSH and kind != ASSIGN
-        flags, table = 0, b""
-        if rows is not None and unit.slab:
-            flags = Flag.ROWS
-            table = np.asarray(rows, "<u4").tobytes()
         tail = unit.tail
         if tail is not None and not tail.sent:
             priority = unit.priority(priority)
-        payload = 0 if value is None else size
-        header = pack_header(
-            kind, flags, self.incarnation, self.number, number, unit.number, priority, clock,
-            len(table), payload, track.floor(step),
-            self.hyper_version if value is not None else size,
+        parts, frame_bytes = data_frame(
+            self, kind, unit, step, number, priority, size, value
         )
-        parts: list[bytes | memoryview] = [header]
-        if table:
-            parts.append(table)
-        if value is not None:
-            parts.append(value)
         buffer = None
         if scatter is not None:
-            buffer = np.empty(size, np.uint8) if size < _POOLED_BYTES else self.pool.take(size)
+            buffer = np.empty(size, np.uint8) if size < POOLED_BYTES else self.pool.take(size)
             out = buffer.data
 
         def answered(
@@ -326,13 +310,11 @@ class Client:
                 assert scatter is not None
                 if scatter_rows(buffer, *scatter) >= 0:
                     error = TensorError("out can no longer be written")
-                if size >= _POOLED_BYTES:
+                if size >= POOLED_BYTES:
                     self.pool.give(buffer)
             op.part_done(error)
 
-        request = Request(
-            number, priority, parts, HEADER_SIZE + len(table) + payload, answered, out, unit, op
-        )
+        request = Request(number, priority, parts, frame_bytes, answered, out, unit, op)
         request.since = op.since
         if wants:
             track.asked(number, clock, rows)

@@ -10,6 +10,9 @@ from asyncps.errors import AsyncPSError
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
 
+# A thread that waits looks for signals this often, for one that came just before it fell asleep.
+LOOK_S = 0.5
+
 
 def resolve(future: asyncio.Future[None]) -> None:
     """Resolve a future that may have been cancelled meanwhile."""
@@ -104,7 +107,10 @@ class Operation:
         """Block this thread until the end; False when that did not come in time."""
         if self.ended:
             return True
-        if not self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+        if timeout_s is None:
+            while not self._lock.acquire(timeout=LOOK_S):
+                pass
+        elif not self._lock.acquire(timeout=max(0.0, timeout_s)):
             return False
         self._lock.release()
         return True

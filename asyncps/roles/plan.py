@@ -147,6 +147,11 @@ class SlabPlan:
         self.dtype = members[0][2].dtype
         self.size = sum(info.nbytes for _, _, info in members)
 
+    @property
+    def spoken_of(self) -> list[int] | None:
+        """The rows as a frame names them: None for all that this worker knows."""
+        return None if len(self.rows) == self.unit.track.rows else self.rows
+
     def pick(self, items: Sequence[Any]) -> Sequence[Any]:
         """Return the items of this slab's keys, in its order, of a list of one item a key."""
         return items if self.every else [items[index] for index in self.indices]

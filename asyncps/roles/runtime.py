@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from asyncps.config import Config
 from asyncps.errors import ClosedError, ConfigError
+from asyncps.roles.operation import LOOK_S
 
 log = logging.getLogger(__name__)
 
@@ -101,11 +102,12 @@ class Runtime:
 
         self.call(begin)
         try:
+            _wait(future)
             return future.result()
         except KeyboardInterrupt:
             self.call(lambda: _cancel(task[0]))
             with contextlib.suppress(BaseException):
-                future.result()
+                _wait(future)
             raise
 
     def check_thread(self, work: Coroutine[Any, Any, Any] | None = None) -> None:
@@ -168,6 +170,17 @@ class Runtime:
                 raise _Stopped
         except* _Stopped:
             pass
+
+
+def _wait(future: Future[Any]) -> None:
+    """Wait for the end, and wake now and then.
+
+    A signal that comes between Python's last look and the thread's sleep would otherwise be seen
+    only when something else wakes the thread.
+    """
+    while not future.done():
+        with contextlib.suppress(TimeoutError):  # what it raises of its own is returned, not raised
+            future.exception(LOOK_S)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

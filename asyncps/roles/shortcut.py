@@ -7,26 +7,19 @@ something holds the lanes (`held`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from asyncps.errors import AsyncPSError
-from asyncps.protocol.frames import HEADER_SIZE, Flag, Kind
 from asyncps.roles.client import Client
+from asyncps.roles.framing import data_frame
 from asyncps.roles.lane import LANE_BYTES, Lanes
 from asyncps.roles.node import Node
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import Plan
+from asyncps.roles.plan import PUSHPULL, Plan
 from asyncps.state.requests import Step
-from asyncps_ext import wire
 
 __all__ = ["Attempt", "Shortcut", "Step"]
-
-pack_header: Callable[..., bytes] = wire.pack_header
-
-_PUSHPULL = int(Kind.PUSHPULL)
 
 
 class Attempt:
@@ -99,24 +92,16 @@ class Shortcut:
             return
         if self._node.failure is not None:
             return
-        rows = plan.slabs[0].rows if plan.slabs else None
-        if rows is not None and len(rows) == unit.track.rows:
-            rows = None
+        rows = plan.slabs[0].spoken_of if plan.slabs else None
         track, lanes = unit.track, self._lanes
         if not track.is_open(rows) or not lanes.ready(unit.server):
             return
         step = attempt.step = track.push(rows)[0]
         number = lanes.number()
-        flags, table = 0, b""
-        if step.rows is not None:
-            flags, table = Flag.ROWS, np.asarray(step.rows, "<u4").tobytes()
-        header = pack_header(
-            _PUSHPULL, flags, client.incarnation, client.number, number, unit.number, 0,
-            step.clock, len(table), len(value), track.floor(step), client.hyper_version,
+        parts, size = data_frame(
+            client, PUSHPULL, unit, step, number, 0, len(value), value
         )
-        parts: list[bytes | memoryview] = [header, table, value] if table else [header, value]
         track.asked(number, step.clock, step.rows)
-        size = HEADER_SIZE + len(table) + len(value)
         try:
             attempt.value = lanes.exchange(unit.server, number, parts, size, len(value))
         except AsyncPSError:

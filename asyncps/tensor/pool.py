@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
+# Smaller buffers of a worker are quicker made anew than found in a pool that threads share.
+POOLED_BYTES = 64 << 10
+
 # A cache line: vector loads never straddle two, and no two buffers share one.
 ALIGNMENT = 64
 

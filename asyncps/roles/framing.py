@@ -1,0 +1,62 @@
+"""The data frames of a worker, alike on the loop's way and on a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from asyncps.protocol.frames import HEADER_SIZE, Flag
+from asyncps.roles.plan import RemoteUnit
+from asyncps.state.requests import Step
+from asyncps_ext import wire
+
+pack_header: Callable[..., bytes] = wire.pack_header
+
+
+class Sender(Protocol):
+    """What a frame says of the store that sends it.
+
+    Attributes:
+        number: The store's.
+        incarnation: This worker's.
+        hyper_version: Of the hyper-parameters that it holds.
+    """
+
+    number: int
+    incarnation: int
+    hyper_version: int
+
+
+def data_frame(
+    sender: Sender, kind: int, unit: RemoteUnit, step: Step, number: int, priority: int, size: int,
+    value: memoryview | None,
+) -> tuple[list[bytes | memoryview], int]:
+    """Return the parts of a data frame, and the bytes of all parts.
+
+    Args:
+        sender: The store.
+        kind: Such as PUSHPULL.
+        unit: What it speaks of.
+        step: The round and the rows.
+        number: Of the request.
+        priority: Of its answer.
+        size: Bytes of the value that it brings or asks for.
+        value: What it brings, if anything; the frame keeps this view.
+    """
+    flags, table = 0, b""
+    if step.rows is not None and unit.slab:
+        flags, table = Flag.ROWS, np.asarray(step.rows, "<u4").tobytes()
+    payload = 0 if value is None else size
+    header = pack_header(
+        kind, flags, sender.incarnation, sender.number, number, unit.number, priority, step.clock,
+        len(table), payload, unit.track.floor(step),
+        sender.hyper_version if value is not None else size,
+    )
+    parts: list[bytes | memoryview] = [header]
+    if table:
+        parts.append(table)
+    if value is not None:
+        parts.append(value)
+    return parts, HEADER_SIZE + len(table) + payload

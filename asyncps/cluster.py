@@ -91,7 +91,7 @@ class connect:
             settings, network = self._settings, None
             if not self._clustered:
                 settings, network = await embed(settings, self._scope, 1, 1)
-            worker = Worker(settings, network or TcpNetwork(), self._scope.spawn)
+            worker = Worker(settings, network or TcpNetwork(), self._scope.spawn, polls=True)
             self._scope.roles.append(worker)
             await worker.start()
             client = await worker.open_store(self._name, self._store)

@@ -103,7 +103,8 @@ class Config:
         10.0, "s", "silence of a server or of the scheduler", "ASYNCPS_FROZEN_SERVER_S"
     )
     chunk_bytes: int = _setting(
-        512 * 1024, "bytes", "pieces that a large key is cut into", "ASYNCPS_CHUNK_BYTES"
+        1 << 20, "bytes", "pieces that a large key is cut into; of a smaller key, down to half",
+        "ASYNCPS_CHUNK_BYTES",
     )
     slab_bytes: int = _setting(
         256 * 1024, "bytes", "small keys that share one round counter", "ASYNCPS_SLAB_BYTES"
@@ -113,6 +114,11 @@ class Config:
     )
     send_budget_bytes: int = _setting(
         1 << 30, "bytes", "copies of pushed values that a worker may hold", "ASYNCPS_SEND_BUDGET"
+    )
+
+    poll_us: int = _setting(
+        300, "us", "look this long for the next small message before sleeping; 0 never does",
+        "ASYNCPS_POLL_US",
     )
 
     def __post_init__(self) -> None:
@@ -133,6 +139,8 @@ class Config:
         if self.role and self.rank is not None and not 0 <= self.rank < total[self.role]:
             raise ConfigError(f"rank of this {self.role} is out of range",
                               expected=f"0 to {total[self.role] - 1}", got=self.rank)
+        if not 0 <= self.poll_us <= 10_000:
+            raise ConfigError("poll_us is out of range", expected="0 to 10000", got=self.poll_us)
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if item.name.endswith("_s") and not 0 < value < 1e9:

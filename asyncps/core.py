@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,21 @@ class Core:
                 call.take(attempt.value)
 
     # ---- coroutines, on the loop ----
+
+    async def finish(self, call: Call) -> Any:
+        """Wait for the end of a call that was begun; give its memory back whatever happens.
+
+        Raises:
+            AsyncPSError: Why it failed.
+        """
+        op = call.op
+        if not op.ended:
+            try:
+                await op.end()
+            except asyncio.CancelledError:
+                self.worker.let_go(op)
+                raise
+        return call.result()
 
     async def init(self, keys: Any, values: Any) -> None:
         """Initialise keys."""

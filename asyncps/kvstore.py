@@ -7,13 +7,14 @@ optimizer makes of it) is the new value. The words mean what they mean in Apache
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 from asyncps import optim
 from asyncps.call import Call, Handle
 from asyncps.core import Core
 from asyncps.later import LaterVerbs
+from asyncps.roles.plan import Plan
 from asyncps.roles.runtime import Runtime
 from asyncps.values import as_keys
 
@@ -249,11 +250,13 @@ class AsyncKVStore(LaterVerbs):
 
     async def assign(self, key: Any, value: Any) -> None:
         """As `KVStore.assign`."""
-        await self._finish(self._core.assign(await self._plan(key), key, value))
+        plan = self._known(key) or await self._look_up(key)
+        await self._finish(self._core.assign(plan, key, value))
 
     async def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> Handle:
         """As `KVStore.push`; the Handle may be awaited."""
-        call = self._core.push(await self._plan(key), key, value, priority, copy)
+        plan = self._known(key) or await self._look_up(key)
+        call = self._core.push(plan, key, value, priority, copy)
         await self._core.budget.acquire(call.op, call.copied_bytes, self._core.deadline_s)
         call.start()
         return self._handle(call)
@@ -262,14 +265,16 @@ class AsyncKVStore(LaterVerbs):
         self, key: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:
         """As `KVStore.pull`."""
-        call = self._core.pull(await self._plan(key), key, out, priority)
+        plan = self._known(key) or await self._look_up(key)
+        call = self._core.pull(plan, key, out, priority)
         return await self._start(call, async_op)
 
     async def pushpull(
         self, key: Any, value: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:
         """As `KVStore.pushpull`."""
-        call = self._core.pushpull(await self._plan(key), key, value, out, priority)
+        plan = self._known(key) or await self._look_up(key)
+        call = self._core.pushpull(plan, key, value, out, priority)
         return await self._start(call, async_op)
 
     async def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
@@ -325,13 +330,13 @@ class AsyncKVStore(LaterVerbs):
         """As `KVStore.num_dead_node`."""
         return self._core.num_dead_node()
 
-    async def _plan(self, key: Any) -> Any:
+    def _known(self, key: Any) -> Plan | None:
+        return self._core.plan(as_keys(key)[0])
+
+    async def _look_up(self, key: Any) -> Any:
         keys, _ = as_keys(key)
-        plan = self._core.plan(keys)
-        if plan is None:
-            await self._core.look_up(keys)
-            plan = self._core.plan(keys)
-        return plan
+        await self._core.look_up(keys)
+        return self._core.plan(keys)
 
     def _handle(self, call: Call) -> Handle:
         return Handle(call, lambda work: work())
@@ -342,8 +347,7 @@ class AsyncKVStore(LaterVerbs):
             return self._handle(call)
         return await self._finish(call)
 
-    async def _finish(self, call: Call) -> Any:
+    def _finish(self, call: Call) -> Awaitable[Any]:
         call.start()
-        await self._core.worker.finish(call.op)
-        return call.result()
+        return self._core.finish(call)
 

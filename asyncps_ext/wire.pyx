@@ -3,6 +3,7 @@
 cimport numpy as cnp
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_SetFromErrno
 from cpython.long cimport PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.number cimport PyNumber_Index
@@ -48,6 +49,10 @@ cdef extern from "wire_kernels.h" nogil:
     void aps_rows_scatter(const char *buffer, const aps_row *rows, Py_ssize_t n) noexcept
     int aps_multiply(size_t *size, size_t factor) noexcept
     uint32_t aps_get32(const uint8_t *p) noexcept
+
+cdef extern from "wire_socket.h" nogil:
+    ptrdiff_t aps_look(int fd, void *place, size_t size, double look_s) noexcept
+    int aps_wake_at(int fd, int count) noexcept
 
 cdef extern from "Python.h":
     Py_ssize_t PyLong_AsSsize_t(object number) except? -1
@@ -150,6 +155,25 @@ def parse_header(buffer, Py_ssize_t offset=0):
         h.kind, h.flags, h.incarnation, h.store, h.request, h.unit, h.priority, h.clock,
         h.table_bytes, h.payload_bytes, h.acked, h.hyper,
     )
+
+
+def look(int fd, buffer, double look_s):
+    """Receive what comes within a moment, without sleeping; -1 when nothing does."""
+    cdef Py_buffer view
+    cdef ptrdiff_t count
+    acquire(buffer, &view, PyBUF_WRITABLE)
+    with nogil:
+        count = aps_look(fd, view.buf, <size_t>view.len, look_s)
+    PyBuffer_Release(&view)
+    if count < -1:
+        PyErr_SetFromErrno(OSError)
+    return count
+
+
+def wake_at(int fd, int count):
+    """Let a loop wake for a socket only when so many bytes lie there (SO_RCVLOWAT)."""
+    if aps_wake_at(fd, count) != 0:
+        PyErr_SetFromErrno(OSError)
 
 
 def crc32c(buffer, seed=0):

@@ -102,6 +102,7 @@ def test_number_that_cannot_be_read_names_its_variable(env: dict[str, str]) -> N
     {"role": "scheduler", "rank": 1}, {"round_s": 0.0}, {"answer_s": -1.0},
     {"heartbeat_s": float("nan")}, {"round_s": float("inf")}, {"chunk_bytes": 1},
     {"chunk_bytes": 1 << 31}, {"slab_bytes": 0}, {"send_budget_bytes": 1 << 50},
+    {"poll_us": -1}, {"poll_us": 10_001},
 ], ids=str)  # fmt: skip
 def test_value_that_cannot_be_right_is_refused_by_name(words: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=list(words)[-1].replace("_", ".")) as error:
@@ -109,6 +110,12 @@ def test_value_that_cannot_be_right_is_refused_by_name(words: dict[str, Any]) ->
     assert error.value.got is not None
     with pytest.raises(ValueError, match=r"."):
         Config().replace(**words)
+
+
+@pytest.mark.parametrize("poll_us", [0, 1, 10_000])
+def test_looking_may_take_no_time_and_up_to_ten_milliseconds(poll_us: int) -> None:
+    assert Config(poll_us=poll_us).poll_us == poll_us
+    assert Config().poll_us == 300
 
 
 def test_unknown_name_of_ours_is_an_error_that_lists_the_known() -> None:

@@ -14,8 +14,9 @@ from asyncps.errors import RemoteProtocolError
 from asyncps.protocol.frames import HEADER_SIZE, MAX_PAYLOAD_BYTES, MAX_TABLE_BYTES, Header
 from asyncps_ext import wire
 
-# Large enough for a slab's frame of many small replies in one read, small enough to stay cached.
-SCRATCH_BYTES = 64 * 1024
+# Large enough for the frames of small values, and many short ones, in one read; what begins here of
+# a larger payload is copied once more.
+SCRATCH_BYTES = 16 * 1024
 
 
 class Sink(Protocol):
@@ -99,6 +100,11 @@ class FrameReader:
         self._skip = len(self._target) - self._filled
         self._target = self._header = None
         return True
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the payload under way that are still to come."""
+        return 0 if self._target is None else len(self._target) - self._filled
 
     @property
     def current(self) -> Header | None:

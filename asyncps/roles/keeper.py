@@ -25,6 +25,7 @@ from asyncps.tensor import dtypes
 from asyncps.tensor.pool import Bytes, Pool
 
 _NOTHING = memoryview(b"")
+WAIT = int(Kind.WAIT)
 
 # Versions of hyper-parameters that are kept: pushes in flight are at most a few versions old.
 _KEPT_HYPER = 1024
@@ -48,6 +49,7 @@ class Keeper:
         self.units: dict[int, Unit | Slab] = {}
         self.keys: dict[int, list[int | str]] = {}
         self.value_bytes = 0
+        self.changes = 0  # slabs split, joined or grown, and units made
         self._answer = answer
         self.install(install)
 
@@ -115,6 +117,7 @@ class Keeper:
                                       key=spec.keys[0], got=unit)
         if not spec.slab:
             if found is None:
+                self.changes += 1
                 self.units[unit] = Unit(dtype, buffer, self.pool)
                 self.keys[unit] = list(spec.keys)
                 self._grew(buffer.nbytes)
@@ -136,6 +139,7 @@ class Keeper:
         self.pool.give(buffer)
         self.keys.setdefault(unit, []).extend(spec.keys[known:])
         self._grew(fresh.nbytes)
+        self.changes += 1
         slab.add_rows(spec.sizes[known:], fresh)
 
     def _grew(self, size: int) -> None:
@@ -164,14 +168,20 @@ class Keeper:
                                           got=size)
             return unit, None
         if rows is None:
-            if size == unit.size and unit.join():
-                assert unit.whole is not None
-                return unit.whole, None
+            if size == unit.size:
+                whole = unit.whole
+                if whole is None and unit.join():
+                    self.changes += 1
+                    whole = unit.whole
+                if whole is not None:
+                    return whole, None
             rows = unit.prefix(size)  # a peer that has not heard of the newest rows
         elif size != unit.size_of(rows):
             raise RemoteProtocolError("not the size of the rows", expected=unit.size_of(rows),
                                       got=size)
-        unit.split()
+        if unit.whole is not None:
+            self.changes += 1
+            unit.split()
         return unit, rows
 
     def is_replay(self, target: Target, rank: int, clock: int) -> bool:
@@ -207,27 +217,36 @@ class Keeper:
                 self._give(part, waiters, clock)
         self.pool.give(buffer)
 
+    def arrived(self, target: Target, rank: int, acked: int) -> None:
+        """Take note that `rank` has every answer below clock `acked`."""
+        unit, rows = target
+        if isinstance(unit, Unit):
+            unit.arrived(rank, acked)
+            return
+        assert rows is not None
+        for row in rows:
+            unit.rows[row].arrived(rank, acked)
+
     def pull(
         self, target: Target, rank: int, header: Header, port: Any = None
     ) -> bool:
-        """Answer with the value of round `clock`, now or when it is applied; True when now."""
+        """Answer with the value of round `clock`, now or when it is applied; True when now.
+
+        What `header.acked` says has been noted: see `arrived`, and `push`.
+        """
         unit, rows = target
         parts = 1 if rows is None else len(rows)
-        data = header.kind != Kind.WAIT
+        data = header.kind != WAIT
         waiter = Waiter(
             rank, header.request, header.unit, header.priority, data, header.clock,
             [_NOTHING] * parts, parts, None, port,
         )
         if isinstance(unit, Unit):
-            unit.arrived(rank, header.acked)
             done = unit.park(waiter, 0, header.clock)
         else:
             assert rows is not None
-            done = False
             for position, row in enumerate(rows):
-                part = unit.rows[row]
-                part.arrived(rank, header.acked)
-                done = part.park(waiter, position, header.clock)
+                unit.rows[row].park(waiter, position, header.clock)
             done = waiter.pending == 0
         if done:
             self._tell(waiter)

@@ -12,11 +12,12 @@ clock and counts it once. The answer that comes late on the lane is read past th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from asyncps.protocol.frames import HEADER_SIZE, Header, Kind
 from asyncps.protocol.handshake import LANE
 from asyncps.roles.node import Node
 from asyncps.transport.blocking import close_quietly, open_socket, send_parts, wait_at_most
+from asyncps.transport.polling import Bet
 from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
@@ -46,20 +48,26 @@ _PAUSE_S = 1.0
 # Requests of lanes are numbered apart from those of the loop.
 LANE_NUMBERS = 1 << 62
 
+look: Callable[..., int] = wire.look
+
 _DATA, _ERROR = int(Kind.DATA), int(Kind.ERROR)
 
 
 class _Lane:
     """One connection and what was read ahead on it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, poll_s: float) -> None:
         self.sock = sock
+        self.bet = Bet(poll_s)
         self._buffer = bytearray(2 * (HEADER_SIZE + LANE_BYTES))
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
 
-    def receive(self) -> tuple[Header, memoryview, memoryview]:
+    def receive(self, look_s: float) -> tuple[Header, memoryview, memoryview]:
         """Return the next frame: header, table, payload; valid until the next call.
+
+        Args:
+            look_s: How long to look for it before sleeping.
 
         Raises:
             BlockingIOError: None came within the patience; it may come later.
@@ -80,7 +88,10 @@ class _Lane:
             if self._begin:
                 self._buffer[:have] = self._buffer[self._begin : self._end]
                 self._begin, self._end = 0, have
-            count = self.sock.recv_into(self._view[self._end :])
+            place = self._view[self._end :]
+            count = look(self.sock.fileno(), place, look_s) if look_s else -1
+            if count < 0:
+                count = self.sock.recv_into(place)
             if not count:
                 raise ConnectionError("closed by the server")
             self._end += count
@@ -125,12 +136,16 @@ class Lanes:
         if self._holder == me and self.lock.locked():
             raise ConfigError("a verb was called in the middle of another one of the same thread",
                               expected="no verbs of a store in a signal handler")
-        with self.lock:
-            self._holder = me
-            try:
-                yield
-            finally:
-                self._holder = 0
+        try:
+            with self.lock:
+                self._holder = me
+                try:
+                    yield
+                finally:
+                    self._holder = 0
+        finally:
+            if self._closed:  # meanwhile, by the loop, which left these to us
+                self.close()
 
     def number(self) -> int:
         """Return the number of the next request."""
@@ -159,7 +174,7 @@ class Lanes:
             log.debug("no lane to server %d: %s", server, error)
             self.drop(server)
             return False
-        self._open[server] = _Lane(sock)
+        self._open[server] = _Lane(sock, config.poll_us * 1e-6)
         if self._is_closed():  # meanwhile, by the loop
             self.drop(server)
             return False
@@ -194,12 +209,16 @@ class Lanes:
         try:
             send_parts(lane.sock, parts, size)
             sent = True
+            look_s = lane.bet.expect()
             while True:
-                header, table, payload = lane.receive()
+                header, table, payload = lane.receive(look_s)
                 if header.request == number:
                     break  # an older one came late, and somebody has had it over the loop
+            lane.bet.came()
         except (OSError, RemoteProtocolError) as error:
-            if not sent or not isinstance(error, BlockingIOError):
+            if sent and isinstance(error, BlockingIOError):
+                lane.bet.lost()
+            else:
                 log.debug("the lane to server %d broke: %s", server, error)
                 self.drop(server)
             return None
@@ -223,7 +242,19 @@ class Lanes:
         self._closed_until[server] = time.monotonic() + _PAUSE_S
 
     def close(self) -> None:
-        """Close all lanes for good."""
+        """Close all lanes for good. Any thread.
+
+        A socket is never closed under a thread that looks at it by its number, which may be another
+        file's at once: it is shut down, and that thread closes it.
+        """
         self._closed = True
-        for server in list(self._open):
-            self.drop(server)
+        if self.lock.acquire(blocking=False):
+            try:
+                for server in list(self._open):
+                    self.drop(server)
+            finally:
+                self.lock.release()
+            return
+        for sock in self.sockets():
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)

@@ -96,12 +96,11 @@ class Operation:
         else:
             self._callbacks.append(callback)
 
-    async def wait_end(self) -> None:
-        """Wait on the loop until the end, well or not."""
-        if not self.ended:
-            waiting = asyncio.get_running_loop().create_future()
-            self.on_end(lambda _: resolve(waiting))
-            await waiting
+    def end(self) -> asyncio.Future[None]:
+        """Return a future of the running loop that is done at the end, well or not."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_end(lambda _: resolve(waiting))
+        return waiting
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block this thread until the end; False when that did not come in time."""

@@ -23,6 +23,7 @@ from asyncps.tensor import dtypes
 from asyncps.tensor.pool import Bytes
 from asyncps.transport.connection import Connection
 from asyncps.transport.outbox import Outbox, Outgoing
+from asyncps.transport.polling import SMALL_BYTES
 from asyncps.transport.request import control_frame
 from asyncps_ext import wire
 
@@ -37,10 +38,14 @@ pack_header: Callable[..., bytes] = wire.pack_header
 # bytes of ours.
 _MAX_PARKED = 1 << 16
 
-# Answers that may wait for one worker to read them: as many chunks are 4 GiB.
+# Answers that may wait for one worker to read them: as many chunks are 8 GiB.
 _MAX_QUEUED = 8192
 
-_DATA_KINDS = frozenset({Kind.PUSH, Kind.PUSHPULL, Kind.INIT, Kind.ASSIGN})
+# Plain numbers: looking up a member of an enum takes longer than comparing it.
+INIT, ASSIGN, PUSH, PULL = int(Kind.INIT), int(Kind.ASSIGN), int(Kind.PUSH), int(Kind.PULL)
+PUSHPULL, WAIT = int(Kind.PUSHPULL), int(Kind.WAIT)
+HEARTBEAT, CONTROL = int(Kind.HEARTBEAT), int(Kind.CONTROL)
+_DATA_KINDS = frozenset({PUSH, PUSHPULL, INIT, ASSIGN})
 
 
 class WorkerPort:
@@ -58,6 +63,8 @@ class WorkerPort:
         self._now = asyncio.get_running_loop().time
         self._buffer: Bytes | None = None
         self._rows: list[int] | None = None
+        self._target: Target | None = None
+        self._found_at = 0  # the keeper's count of changes when the target was found
         self._spec: UnitSpec | None = None
 
     def attach(self, connection: Connection) -> None:
@@ -88,25 +95,28 @@ class WorkerPort:
         self.outbox.detach()
         if self._buffer is not None:
             self.server.pool.give(self._buffer)
-        self._buffer = self._rows = self._spec = None
+        self._buffer = self._rows = self._spec = self._target = None
 
     # ---- frames ----
 
     def begin(self, header: Header, table: memoryview) -> memoryview | None:
         """Give a payload a buffer, or answer at once what needs none."""
         try:
-            if header.kind not in _DATA_KINDS:
-                raise RemoteProtocolError("a payload where none belongs", got=header.kind)
-            keeper = self._keeper(header)
-            self._check_room(keeper)
-            if header.kind == Kind.INIT:
+            kind = header.kind
+            if kind not in _DATA_KINDS:
+                raise RemoteProtocolError("a payload where none belongs", got=kind)
+            keeper = self._store(header.store)
+            if len(self.parked) >= _MAX_PARKED:
+                self._check_room(keeper)
+            if kind == INIT:
                 self._spec = _checked_spec(messages.decode(table), header.payload_bytes)
             else:
-                self._rows = _rows(header, table)
+                self._rows = _rows(header, table) if header.flags else None
                 target = keeper.find(header, self._rows, header.payload_bytes)
-                if header.kind != Kind.ASSIGN and keeper.is_replay(target, self.rank, header.clock):
+                if kind != ASSIGN and keeper.is_replay(target, self.rank, header.clock):
                     self._counted(keeper, target, header)
                     return None
+                self._target, self._found_at = target, keeper.changes
         except AsyncPSError as error:
             self._error(header, error)
             return None
@@ -117,29 +127,39 @@ class WorkerPort:
         """Carry out a frame."""
         buffer, self._buffer = self._buffer, None
         kind = header.kind
-        if kind == Kind.HEARTBEAT:
+        if kind == HEARTBEAT:
             return
         try:
-            if kind == Kind.CONTROL:
+            if kind == CONTROL:
                 self._control(header, messages.decode(table))
                 return
-            keeper = self._keeper(header)
-            if kind == Kind.PUSHPULL or kind == Kind.PUSH:
+            keeper = self._store(header.store)
+            if kind == PUSHPULL or kind == PUSH:
                 if buffer is None:
                     raise RemoteProtocolError("a push without a payload")
-                # Not what `begin` found: others' frames may have split or joined the slab since.
-                target = keeper.find(header, self._rows, header.payload_bytes)
+                target = self._target
+                if target is None or self._found_at != keeper.changes:
+                    # Others' frames have split or joined a slab since `begin`.
+                    target = keeper.find(header, self._rows, header.payload_bytes)
+                self._target = None
                 keeper.push(target, self.rank, header, buffer, self._now())
                 self._counted(keeper, target, header)
-            elif kind == Kind.PULL or kind == Kind.WAIT:
-                self._check_room(keeper)
-                self._pull(keeper, keeper.find(header, _rows(header, table), header.hyper), header)
-            elif kind == Kind.INIT and buffer is not None:
+                if header.payload_bytes <= SMALL_BYTES:
+                    self.server.polling.came()
+                    self.server.polling.expect()
+            elif kind == PULL or kind == WAIT:
+                if len(self.parked) >= _MAX_PARKED:
+                    self._check_room(keeper)
+                rows = _rows(header, table) if header.flags else None
+                target = keeper.find(header, rows, header.hyper)
+                keeper.arrived(target, self.rank, header.acked)
+                self._pull(keeper, target, header)
+            elif kind == INIT and buffer is not None:
                 spec, self._spec = self._spec, None
                 assert spec is not None
                 keeper.init(header.unit, spec, buffer)
                 self._ack(header)
-            elif kind == Kind.ASSIGN and buffer is not None:
+            elif kind == ASSIGN and buffer is not None:
                 target = keeper.find(header, self._rows, header.payload_bytes)
                 keeper.assign(target, header.clock, buffer)
                 self._ack(header)
@@ -172,14 +192,14 @@ class WorkerPort:
 
     def _counted(self, keeper: Keeper, target: Target, header: Header) -> None:
         """Answer a push that was counted, now or before."""
-        if header.kind == Kind.PUSH:
+        if header.kind == PUSH:
             self._ack(header)
         else:
             self._pull(keeper, target, header)
 
     def _pull(self, keeper: Keeper, target: Target, header: Header) -> None:
-        self.parked.add(header.request)
-        keeper.pull(target, self.rank, header, self)
+        if not keeper.pull(target, self.rank, header, self):
+            self.parked.add(header.request)
 
     def _check_room(self, keeper: Keeper) -> None:
         """Refuse more requests than a worker in its senses has; before anything is counted."""
@@ -218,9 +238,6 @@ class WorkerPort:
             keeper.rules.rounds, len(keeper.units), keeper.value_bytes,
             sum(len(p.parked) for p in ports), dict(keeper.rules.waited_s),
         )
-
-    def _keeper(self, header: Header) -> Keeper:
-        return self._store(header.store)
 
     def _store(self, number: int) -> Keeper:
         keeper = self.server.keepers.get(number)

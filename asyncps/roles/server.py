@@ -18,7 +18,7 @@ from asyncps.errors import (
     StaleIncarnation,
 )
 from asyncps.protocol import messages
-from asyncps.protocol.frames import Kind
+from asyncps.protocol.frames import HEADER_SIZE, Kind
 from asyncps.protocol.handshake import LANE
 from asyncps.protocol.messages import AnyMessage, Install, Members
 from asyncps.roles.keeper import Keeper
@@ -29,6 +29,7 @@ from asyncps.tensor.pool import Pool
 from asyncps.transport.connection import Connection
 from asyncps.transport.network import Listening, Network
 from asyncps.transport.outbox import Outgoing
+from asyncps.transport.polling import Polling
 from asyncps.transport.tcp import Address, is_loopback, parse_address
 from asyncps_ext import wire
 
@@ -36,7 +37,9 @@ log = logging.getLogger(__name__)
 
 pack_header: Callable[..., bytes] = wire.pack_header
 
-# Transit memory that is kept beside what the values need: one chunk for each of 64 workers.
+ACK, DATA = int(Kind.ACK), int(Kind.DATA)
+
+# Transit memory that is kept beside what the values need: one chunk for each of 32 workers.
 _POOL_BYTES = 32 << 20
 
 # The scheduler repeats only what is unanswered, which is a few at a time.
@@ -64,6 +67,7 @@ class Server:
         self.incarnations: dict[int, int] = {}
         self.gone = 0  # ranks that have left, one bit each
         self.host = socket.gethostname()
+        self.polling = Polling(config.poll_us * 1e-6)
         self._installed: dict[int, messages.Message] = {}  # answers by the scheduler's number
         self._listening: Listening | None = None
 
@@ -184,21 +188,18 @@ class Server:
     def answer(self, waiter: Waiter) -> None:
         """Send the answer of a waiter that has all its parts."""
         port: WorkerPort = waiter.port or self.ports[waiter.rank]
-        port.parked.discard(waiter.request)
+        if port.parked:
+            port.parked.discard(waiter.request)
         if waiter.error is not None:
             port.refuse(waiter.request, waiter.priority, waiter.error)
             return
-        parts = waiter.parts
-        size = sum(map(len, parts)) if waiter.data else 0
-        kind = Kind.DATA if waiter.data else Kind.ACK
+        parts = waiter.parts if waiter.data else []
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         header = pack_header(
-            kind, 0, self.node.incarnation, 0, waiter.request, waiter.unit, 0, waiter.clock, 0,
-            size, 0, 0,
+            DATA if waiter.data else ACK, 0, self.node.incarnation, 0, waiter.request,
+            waiter.unit, 0, waiter.clock, 0, size, 0, 0,
         )
-        if waiter.data:
-            port.send(Outgoing(waiter.priority, [header, *parts], len(header) + size))
-        else:
-            port.send(Outgoing(waiter.priority, [header], len(header)))
+        port.send(Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size))
 
 
 def refuse_open_door(host: str, token: str) -> None:

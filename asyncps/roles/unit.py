@@ -131,9 +131,10 @@ class Accumulator:
 
     def total(self, dtype: Dtype, pool: Pool) -> Bytes:
         """Return the sum; contributions that were kept by rank are added in rank order."""
-        for rank in sorted(self.parts):
-            self.add(dtype, self.parts[rank], pool)
-        self.parts.clear()
+        if self.parts:
+            for rank in sorted(self.parts):
+                self.add(dtype, self.parts[rank], pool)
+            self.parts.clear()
         assert self.sum is not None
         return self.sum
 
@@ -271,7 +272,8 @@ class Unit:
 
     def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
         accumulator = self.open.pop(clock)
-        self.failed.clear()
+        if self.failed:
+            self.failed.clear()
         error = accumulator.error
         if error is None:
             try:
@@ -286,7 +288,8 @@ class Unit:
             self.failed[clock] = error
             self.current.clock = clock
         self.rounds.apply()
-        return list(self.parked.pop(clock, {}).values())
+        waiters = self.parked.pop(clock, None)
+        return [] if waiters is None else list(waiters.values())
 
     def _compute(self, accumulator: Accumulator, clock: int, rules: Rules) -> None:
         total = accumulator.total(self.dtype, self.pool)

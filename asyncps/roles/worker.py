@@ -29,6 +29,7 @@ from asyncps.roles.shortcut import Shortcut
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link
 from asyncps.transport.network import Network
+from asyncps.transport.polling import Polling
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +43,14 @@ class Worker:
         config: The settings of this process.
         network: How to reach the others.
         spawn: Starts a named task in the task group that owns this role.
+        polls: Look for answers before sleeping: nobody but the loop needs its thread.
     """
 
-    def __init__(self, config: Config, network: Network, spawn: Spawn) -> None:
+    def __init__(
+        self, config: Config, network: Network, spawn: Spawn, *, polls: bool = False
+    ) -> None:
         self.config = config
+        self._polling = Polling(config.poll_us * 1e-6) if polls else None
         self.node = Node(config, "worker", network, spawn)
         self.node.on_failure.append(self._failed)
         self.links: list[Link] = []
@@ -233,7 +238,7 @@ class Worker:
             AsyncPSError: Why it failed.
         """
         try:
-            await op.wait_end()
+            await op.end()
         except asyncio.CancelledError:
             self.let_go(op)
             raise
@@ -302,7 +307,7 @@ class Worker:
 
         return Link(
             f"server {member.rank} at {member.hostname}", dial, self._unasked, self.node.spawn,
-            on_refused=self.node.fail, handshake_s=self.config.handshake_s,
+            on_refused=self.node.fail, handshake_s=self.config.handshake_s, polling=self._polling,
         )
 
     def _unasked(self, message: AnyMessage, request: int) -> None:
@@ -316,7 +321,7 @@ class Worker:
         """
         for op in list(client.pushes):
             if op.verb != "pushpull":
-                await op.wait_end()
+                await op.end()
         for unit in list(client.units.values()):
             for held in list(unit.held):
                 await held.wait_gone()

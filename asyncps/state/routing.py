@@ -35,7 +35,9 @@ SLAB_ROWS = 4096  # a table of rows must fit well into one frame
 MAX_KEYS = 10**6  # keys of a store: protects the scheduler's memory
 MAX_KEY_BYTES = 1024  # length of a string key: the same
 MAX_DIMENSIONS = 64  # NumPy's own limit
-MAX_UNITS = 1 << 21  # chunks and slabs of a store: the same; 1 TiB in chunks of 512 KiB
+MAX_UNITS = 1 << 21  # chunks and slabs of a store: the same; 2 TiB in chunks of 1 MiB
+OVERLAP = 4  # chunks of a key, so that sending, adding and receiving overlap, while each is at
+#              least half of chunk_bytes: below that the work for each frame costs more (measured)
 MAX_AWAITED = 8 * 10**6  # (waiter, key) pairs of a store: the same
 
 Waiter = tuple[int, int]  # rank of the worker, number of its request
@@ -124,7 +126,8 @@ class Routing:
 
     Args:
         num_servers: Servers are numbered from 0.
-        chunk_bytes: Size of a chunk, rounded down to a multiple of 4096 elements (at least one).
+        chunk_bytes: Size of the chunks of a large key; those of a smaller one are down to half of
+            it. Rounded down to a multiple of 4096 elements (at least one).
         slab_bytes: The most that a slab holds.
         small_key_bytes: Keys up to this size live in slabs (if they fit into one).
     """
@@ -278,8 +281,11 @@ class Routing:
         return placed if key in self._ready else Placement(placed.spec, placed.pieces, True)
 
     def _chunk_step(self, spec: KeySpec) -> int:
+        """Return the size of a key's chunks, the last one aside."""
         edge = EDGE_ELEMENTS * spec.itemsize
-        return max(1, self._chunk_bytes // edge) * edge
+        largest = max(1, self._chunk_bytes // edge)  # in edges
+        part = -(-size_of(spec) // (OVERLAP * edge))
+        return min(largest, max(part, largest // 2, 1)) * edge
 
     def _check_room(self, new: list[KeySpec]) -> None:
         if len(self._table) + len(new) > MAX_KEYS:

@@ -24,13 +24,21 @@ from asyncps.errors import (
 )
 from asyncps.protocol.handshake import NONCE_BYTES, Handshake, Hello, PeerHello
 from asyncps.protocol.reader import FrameReader, Sink
+from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
 
-# Bytes handed to the loop: two chunks, so that the socket never runs dry and a message of higher
-# priority waits for at most that much.
+# Bytes handed to the loop: a chunk and a half at most, so that the socket never runs dry and a
+# message of higher priority waits for no more than that.
 HIGH_WATER_BYTES = 1 << 20
 LOW_WATER_BYTES = 512 << 10
+
+# A loop that wakes for each piece of a chunk pays for the wake and the call each time; that is a
+# fifth of a large round (docs/BENCHMARKS.md). A smaller payload is read as it comes: keys of one
+# or two chunks have little else that would overlap with their sending.
+_LARGE_BYTES, _MOST_BYTES = 640 << 10, 1 << 20
+
+wake_at: Callable[..., None] = wire.wake_at
 
 
 class Owner(Protocol):
@@ -75,6 +83,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._error: AsyncPSError | None = None
         self._closed = False
+        self._fd = -1  # of its socket, if it has one
+        self._wakes_at = 1
         self.peer: PeerHello | None = None
         self.ready = False
         self.writable = False
@@ -91,6 +101,8 @@ class Connection(asyncio.BufferedProtocol):
         name = transport.get_extra_info("peername")
         self.remote = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "memory"
         self._transport.set_write_buffer_limits(HIGH_WATER_BYTES, LOW_WATER_BYTES)
+        sock = transport.get_extra_info("socket")
+        self._fd = -1 if sock is None else sock.fileno()
         if self._closed:  # aborted between accept and here
             self._transport.abort()
             return
@@ -113,6 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             if self._reader is not None:
                 self._reader.buffer_updated(nbytes)
+                self._wake_at(self._reader)
             else:
                 self._greet(bytes(self._hello_buffer[:nbytes]))
         except HandshakeError as error:
@@ -131,6 +144,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closed = True
         self._transport = None
         self._reader = None
+        self._fd = -1
         reason = self._error or ConnectionLost(
             f"the connection to {self.describe()} closed" + (f": {exc}" if exc else "")
         )
@@ -213,6 +227,15 @@ class Connection(asyncio.BufferedProtocol):
         self.ready = self.writable = False
         if self._transport is not None:
             self._transport.abort()
+
+    def _wake_at(self, reader: FrameReader) -> None:
+        """Read the rest of a large payload at once, not as it trickles in."""
+        header = reader.current
+        large = header is not None and header.payload_bytes >= _LARGE_BYTES
+        count = min(reader.missing, _MOST_BYTES) if large else 1
+        if count != self._wakes_at and self._fd >= 0:
+            self._wakes_at = count
+            wake_at(self._fd, count)
 
     def _greet(self, data: bytes) -> None:
         handshake, transport = self._handshake, self._transport

@@ -24,6 +24,7 @@ from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.messages import AnyMessage, Message
 from asyncps.transport.connection import Connection
 from asyncps.transport.outbox import Outbox
+from asyncps.transport.polling import Polling
 from asyncps.transport.request import Request, control_frame
 from asyncps_ext import wire
 
@@ -65,8 +66,10 @@ class Link:
         on_down: Callable[[AsyncPSError], None] = lambda error: None,
         on_refused: Callable[[AsyncPSError], None] = lambda error: None,
         handshake_s: float = 5.0,
+        polling: Polling | None = None,
     ) -> None:
         self.name = name
+        self.polling = polling
         self._connect = connect
         self._on_message = on_message
         self._spawn = spawn
@@ -104,6 +107,8 @@ class Link:
         """Send a request; it is answered once, or the link fails it."""
         self.unanswered[request.number] = request
         self.outbox.post(request)
+        if self.polling is not None and request.is_small:
+            self.polling.expect()
 
     async def ask(self, message: Message, incarnation: int) -> AnyMessage:
         """Send a control message and wait for the answer.
@@ -359,6 +364,8 @@ class Link:
             raise RemoteProtocolError("an answer of another size", expected=len(place),
                                       got=header.payload_bytes)
         del self.unanswered[header.request]
+        if self.polling is not None and request.is_small:
+            self.polling.came()
         request.answered(request, header, message, error)
 
 

@@ -10,6 +10,7 @@ from asyncps.protocol import messages
 from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.messages import AnyMessage, Message
 from asyncps.transport.outbox import Outgoing
+from asyncps.transport.polling import SMALL_BYTES
 from asyncps_ext import wire
 
 pack_header: Callable[..., bytes] = wire.pack_header
@@ -49,6 +50,13 @@ class Request(Outgoing):
         self.unit = unit
         self.owner = owner
         self.expired = False
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it speaks of a small value, whose answer may be worth looking for."""
+        if self.unit is None or self.size > SMALL_BYTES:
+            return False
+        return self.place is None or len(self.place) <= SMALL_BYTES
 
 
 def control_frame(message: Message, request: int, incarnation: int, acked: int = 0) -> bytes:

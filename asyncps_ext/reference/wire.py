@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+import os
+import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -20,9 +23,11 @@ __all__ = [
     "check_rows",
     "crc32c",
     "gather_rows",
+    "look",
     "pack_header",
     "parse_header",
     "scatter_rows",
+    "wake_at",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
@@ -115,6 +120,59 @@ def crc32c(buffer: Buffer, seed: int = 0) -> int:
     for byte in _flat(buffer):
         crc = (crc >> 8) ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
+
+
+def look(fd: int, buffer: Buffer, look_s: float) -> int:
+    """Receive what comes to a socket within a moment, without sleeping.
+
+    Looks at least once, and gives the processor to others between two looks.
+
+    Args:
+        fd: The socket's number; it must stay open meanwhile.
+        buffer: Writable; takes what comes.
+        look_s: Seconds.
+
+    Returns:
+        How many bytes came, 0 when the other side has closed, -1 when nothing came.
+
+    Raises:
+        OSError: The socket failed.
+    """
+    view = _flat(buffer, written=True)
+    sock = _socket(fd)
+    until = time.monotonic() + look_s
+    with sock:
+        while True:
+            try:
+                return sock.recv_into(view, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    return -1
+            os.sched_yield()
+
+
+def _socket(fd: int) -> socket.socket:
+    """Return a socket of its own that is the same one."""
+    copy = os.dup(fd)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
+def wake_at(fd: int, count: int) -> None:
+    """Let a loop wake for a socket only when so many bytes lie there, or no more can.
+
+    Args:
+        fd: The socket's number.
+        count: Bytes; 1 is how a socket begins.
+
+    Raises:
+        OSError: The socket failed.
+    """
+    with _socket(fd) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 
 def gather_rows(

@@ -375,7 +375,8 @@ def test_cast_refuses_another_kind_another_shape_and_subclasses(body: ModuleType
 
 
 @pytest.mark.parametrize(
-    "name", ["pack_header", "parse_header", "crc32c", "gather_rows", "scatter_rows"]
+    "name",
+    ["pack_header", "parse_header", "crc32c", "look", "wake_at", "gather_rows", "scatter_rows"],
 )
 def test_a_twin_has_the_parameters_of_its_kernel(name: str) -> None:
     ours, twin = (inspect.signature(getattr(body, name)) for body in (wire, reference.wire))

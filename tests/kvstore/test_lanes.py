@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,12 +21,13 @@ import pytest
 
 import asyncps
 from asyncps.core import Core
-from asyncps.errors import ClosedError, OptimizerError
+from asyncps.errors import ClosedError, OptimizerError, SchedulerLost
 from asyncps.kvstore import KVStore
 from asyncps.roles import lane as module
 from asyncps.roles.lane import LANE_BYTES, Lanes
 from asyncps.roles.server import Server
 from asyncps.transport.blocking import send_parts, wait_at_most
+from asyncps.transport.polling import Bet
 from tests.support.cluster import DEADLINES, on_cluster, on_processes
 from tests.support.processes import ProcessGroup
 from tests.support.proxy import ThreadProxy
@@ -515,8 +517,8 @@ def test_ctrl_c_on_the_lane_leaves_a_round_that_counts(
             raise KeyboardInterrupt
         send_parts(sock, parts, size)
 
-    def receives(lane: Any) -> Any:
-        got = receive(lane)
+    def receives(lane: Any, look_s: float) -> Any:
+        got = receive(lane, look_s)
         if getattr(interrupted, "now", False):
             raise KeyboardInterrupt
         return got
@@ -735,6 +737,115 @@ def test_close_closes_the_lanes(lanes: Watched) -> None:
         assert mine.sockets() == []
 
     on_cluster(work, servers=1, transport="tcp")
+
+
+def test_lanes_of_an_embedded_cluster_never_look(
+    lanes: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes.patient()
+    looks: list[int] = []
+    monkeypatch.setattr(module, "look", lambda fd, place, look_s: looks.append(fd))
+
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(5, "f4"))
+        for _ in range(3):
+            assert (in_step(store, "w", np.ones(5, "f4")) == 2).all()
+
+    on_cluster(work, servers=1, transport="tcp", settings={"poll_us": 10_000})
+    assert lanes.tries == {0: [True] * 3, 1: [True] * 3}
+    assert looks == []
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Lanes look for longer than any round lasts; set once one does."""
+    event, look = threading.Event(), module.look
+
+    def looks(fd: int, place: memoryview, look_s: float) -> int:
+        event.set()
+        return look(fd, place, look_s)
+
+    monkeypatch.setattr(module, "look", looks)
+    monkeypatch.setattr(module, "Bet", lambda limit_s: Bet(LONG_S))
+    return event
+
+
+def test_call_whose_lane_is_closed_while_it_looks_goes_on_over_the_loop_and_counts_once(
+    lanes: Watched, looking: threading.Event
+) -> None:
+    lanes.patient()
+    over = threading.Event()
+
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(5, "f4"))
+        store.set_optimizer("test")
+        if store.rank == 0:
+            (sock,) = opened(store)
+
+            def close() -> None:
+                assert looking.wait(10)
+                store._runtime.call(lanes_of(store).close)  # as it does when the node fails
+                settle(store)
+                over.set()
+
+            thread = threading.Thread(target=close)
+            thread.start()
+            got = in_step(store, "w", np.full(5, 10, "f4"))
+            thread.join()
+            assert sock.fileno() == -1
+            assert lanes_of(store).sockets() == []
+        else:
+            assert over.wait(10)
+            got = in_step(store, "w", np.ones(5, "f4"))
+        assert (got == 11).all()
+        for turn in range(3):
+            assert (in_step(store, "w", np.ones(5, "f4")) == 13 + 2 * turn).all()
+
+    on_cluster(work, servers=1, transport="tcp")
+    assert lanes.tries == {0: [False], 1: [True] * 4}
+
+
+def test_call_that_looks_when_its_worker_fails_raises_why(
+    lanes: Watched, looking: threading.Event
+) -> None:
+    lanes.patient()
+    over = threading.Event()
+    failure = SchedulerLost("it is gone")
+
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(5, "f4"))
+        if store.rank == 1:
+            assert over.wait(10)
+            return
+        (sock,) = opened(store)
+
+        def fail() -> None:
+            assert looking.wait(10)
+            store._runtime.call(lambda: store._core.worker.node.fail(failure))
+
+        thread = threading.Thread(target=fail)
+        thread.start()
+        try:
+            with pytest.raises(SchedulerLost, match="it is gone"):
+                store.pushpull("w", np.ones(5, "f4"))
+            thread.join()
+            assert sock.fileno() == -1
+            with pytest.raises(SchedulerLost):
+                store.pushpull("w", np.ones(5, "f4"))
+        finally:
+            over.set()
+
+    on_cluster(work, servers=1, transport="tcp")
+    assert lanes.tries == {0: [False]}
+
+
+def opened(store: KVStore) -> list[socket.socket]:
+    """The sockets of the lanes, after that to the only server was opened."""
+    mine = lanes_of(store)
+    settle(store)
+    with mine.held():
+        assert mine.ready(0)
+    return mine.sockets()
 
 
 @pytest.mark.slow

@@ -119,6 +119,30 @@ def test_abandoned_payload_is_dropped_and_the_next_frame_is_read(
     assert place[arrived:] == bytes(payload - arrived)  # nothing landed there any more
 
 
+@pytest.mark.parametrize("table", [b"", b"rows"])
+def test_missing_is_what_a_payload_lacks_and_nothing_else(table: bytes) -> None:
+    reader = FrameReader(Recorder(drops=frozenset({3})))
+    data = frame(Kind.PUSH, table, pattern(1000), request=1).data
+    head = HEADER_SIZE + len(table)
+    assert reader.missing == 0
+    feed(reader, data[: head - 1])  # not known yet
+    assert reader.missing == 0
+    feed(reader, data[head - 1 : head])
+    assert reader.missing == 1000
+    feed(reader, data[head : head + 1])
+    assert reader.missing == 999
+    feed(reader, data[head + 1 : -1])
+    assert reader.missing == 1
+    feed(reader, data[-1:] + frame(payload=pattern(70_000), request=2).data[: HEADER_SIZE + 69_000])
+    assert reader.missing == 1000
+    assert reader.abandon_payload()
+    assert reader.missing == 0
+    feed(reader, bytes(1000) + frame(payload=pattern(50), request=3).data[:-7])  # dropped
+    assert reader.missing == 0
+    feed(reader, bytes(7) + frame(Kind.CONTROL, pattern(300_000), request=4).data[:100_000])
+    assert reader.missing == 0  # of a table
+
+
 def test_nothing_is_abandoned_between_frames() -> None:
     sink = Recorder()
     reader = FrameReader(sink)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from asyncps.protocol.frames import Header, Kind
 from asyncps.roles import port as module
 from asyncps.roles.lane import LANE_NUMBERS
 from asyncps.roles.port import WorkerPort
+from asyncps.transport.polling import SMALL_BYTES
 from tests.support.ports import STORE, FakeConnection, FakeServer, Frame, make_frame, read_answer
 
 SIZE = 8
@@ -179,6 +181,28 @@ async def test_error_is_answered_on_the_lane_and_names_key_and_host(ports: Ports
     assert isinstance(unknown, UnknownKey)
     assert isinstance(size, RemoteProtocolError)
     assert lane.parked == set()
+
+
+async def test_next_push_is_expected_soon_after_one_of_a_small_value_and_no_other_frame(
+    ports: Ports,
+) -> None:
+    events: list[str] = []
+    ports.server.polling = SimpleNamespace(  # type: ignore[assignment]
+        came=lambda: events.append("came"), expect=lambda: events.append("expect")
+    )
+    loop, lane = ports.server.ports[0], ports.lanes[0]
+    ports.server.init(2, "float32", [bytes(SMALL_BYTES)], slab=False)
+    ports.server.init(3, "float32", [bytes(SMALL_BYTES + 4)], slab=False)
+    assert events == []
+    ports.say(lane, pushpull(LANE_NUMBERS + 1, 1, 1, 2))
+    assert events == ["came", "expect"]
+    ports.say(loop, make_frame(Kind.PUSH, 1, 2, 1, bytes(SMALL_BYTES)))
+    assert events == ["came", "expect"] * 2
+    ports.say(loop, pushpull(2, 1, 1, 2))  # a replay
+    ports.say(loop, make_frame(Kind.PUSH, 3, 3, 1, bytes(SMALL_BYTES + 4)))
+    ports.say(loop, make_frame(Kind.PULL, 4, 0, 0, size=SIZE))
+    ports.say(loop, pushpull(5, 9, 1, 2))  # refused
+    assert events == ["came", "expect"] * 2
 
 
 async def test_parked_requests_are_bounded(

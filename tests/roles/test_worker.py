@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncps.core import Core
 from asyncps.errors import ConnectionLost, DeadlineExceeded, Disagreement, UnknownKey
-from asyncps.kvstore import KVStore
+from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.protocol.messages import StoreConfig
 from asyncps.roles.server import WorkerPort
+from asyncps.roles.worker import Worker
+from asyncps.transport.polling import Polling
+from tests.roles.cluster import bench
 from tests.support.cluster import on_cluster
 
 both_transports = pytest.mark.parametrize("transport", ["memory", "tcp"])
@@ -163,3 +167,42 @@ def test_rank_0_that_leaves_first_does_not_leave_others_waiting_for_its_keys() -
         return type(error.value).__name__
 
     assert on_cluster(work) == ["left", "ClusterError"]
+
+
+@pytest.mark.parametrize("polls", [True, False])
+async def test_small_values_are_looked_for_by_the_server_and_by_a_worker_that_may(
+    monkeypatch: pytest.MonkeyPatch, polls: bool
+) -> None:
+    told: list[tuple[Polling, str]] = []
+
+    def watch(name: str) -> None:
+        method = getattr(Polling, name)
+
+        def watched(polling: Polling) -> None:
+            told.append((polling, name))
+            method(polling)
+
+        monkeypatch.setattr(Polling, name, watched)
+
+    watch("expect")
+    watch("came")
+    async with bench(num_workers=1) as made:
+        theirs = made.server().polling
+        config = made.config.replace(role="worker", rank=0)
+        worker = Worker(config, made.network, made.scope.spawn, polls=polls)
+        made.scope.roles.append(worker)
+        await worker.start()
+        words = StoreConfig("dist_sync", "arrival", "sum")
+        store = AsyncKVStore(Core(worker, await worker.open_store("default", words)))
+        large = np.ones(1 << 20, "f4")  # in whole chunks, which keep everybody awake
+        await store.init(["small", "large"], [np.zeros(5, "f4"), np.zeros_like(large)])
+        told.clear()
+        for _ in range(3):
+            assert (await store.pushpull("small", np.full(5, 7, "f4")) == 7).all()
+        (ours,) = {link.polling for link in worker.links}
+        assert (ours is not None) == polls
+        course = [(ours, "expect"), (theirs, "came"), (theirs, "expect"), (ours, "came")]
+        assert told == [event for event in course if event[0] is not None] * 3
+        told.clear()
+        assert (await store.pushpull("large", large) == 1).all()
+        assert told == []

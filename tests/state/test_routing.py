@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncps.config import Config
 from asyncps.errors import (
     AsyncPSError,
     ClusterError,
@@ -34,29 +35,67 @@ def table(servers: int = 2) -> Routing:
 
 
 def test_large_key_is_cut_into_chunks_on_alternating_servers() -> None:
-    (placement,) = table().declare([spec("w", 40000)])  # 160000 bytes: 65536, 65536, 28928
+    (placement,) = table().declare([spec("w", 70000)])  # 280000 bytes: 4 times 65536, 17856
     assert placement.pieces == [
         Piece(0, 0, 0, 65536, -1, 0),
         Piece(1, 1, 65536, 65536, -1, 0),
-        Piece(0, 2, 131072, 28928, -1, 0),
+        Piece(0, 2, 131072, 65536, -1, 0),
+        Piece(1, 3, 196608, 65536, -1, 0),
+        Piece(0, 4, 262144, 17856, -1, 0),
     ]
     assert placement.fresh
 
 
+# In bytes of float32, whose edges are 16384 apart; a whole chunk is 65536, half of one 32768.
+@pytest.mark.parametrize(("size", "sizes"), [
+    (4100, [4100]),
+    (32768, [32768]),
+    (32772, [32768, 4]),
+    (65536, [32768, 32768]),  # as large as a chunk: two halves
+    (65540, [32768, 32768, 4]),
+    (131072, [32768] * 4),  # twice: four halves
+    (160000, [49152] * 3 + [12544]),  # a quarter is 40000, two edges and a bit: three
+    (196608, [49152] * 4),  # three times: four of three edges
+    (200000, [65536] * 3 + [3392]),
+    (262140, [65536] * 3 + [65532]),
+    (262144, [65536] * 4),  # four times, and from there on: whole chunks
+    (262148, [65536] * 4 + [4]),
+    (327680, [65536] * 5),
+    (655364, [65536] * 10 + [4]),
+])  # fmt: skip
+def test_key_is_cut_into_four_unless_chunks_would_be_larger_or_less_than_half(
+    size: int, sizes: list[int]
+) -> None:
+    (placement,) = table().declare([spec("w", size // 4)])
+    assert [piece.size for piece in placement.pieces] == sizes
+
+
+@pytest.mark.parametrize(("mebibytes", "count", "size"), [
+    (1, 2, 524288), (2, 4, 524288), (3, 4, 786432), (4, 4, 1048576), (64, 64, 1048576),
+])  # fmt: skip
+def test_chunks_of_the_default_size(mebibytes: int, count: int, size: int) -> None:
+    config = Config()
+    routing = Routing(2, config.chunk_bytes, config.slab_bytes, config.small_key_bytes)
+    (placement,) = routing.declare([spec("w", mebibytes, 512, 512)])
+    assert [piece.size for piece in placement.pieces] == [size] * count
+
+
 def test_chunk_goes_to_the_server_with_the_least_bytes() -> None:
     routing = table(3)
-    routing.declare([spec("a", 16384), spec("b", 2048)])  # 65536 to 0, 8192 to 1
+    routing.declare([spec("a", 8192), spec("b", 2048)])  # 32768 to 0, 8192 to 1
     (placement,) = routing.declare([spec("c", 4096)])  # 16384 to 2
     assert [piece.server for piece in placement.pieces] == [2]
     (placement,) = routing.declare([spec("d", 4096)])  # 1 holds 8192, the least
     assert [piece.server for piece in placement.pieces] == [1]
-    assert routing.loads == (65536, 8192 + 16384, 16384)
+    assert routing.loads == (32768, 8192 + 16384, 16384)
 
 
 @pytest.mark.parametrize(("dtype", "chunk_bytes", "size"), [
     ("float32", 20000, 16384),  # one edge of 4096 * 4 bytes fits
     ("float64", 4096, 32768),  # not even one fits: one all the same
     ("int8", 10000, 8192),
+    ("float16", 49152, 49152),  # a quarter of it is 50000
+    ("float16", 65536, 57344),
 ])
 def test_chunk_edges_are_multiples_of_4096_elements(
     dtype: str, chunk_bytes: int, size: int

@@ -14,6 +14,7 @@ from asyncps.protocol.messages import Install, StoreConfig, UnitSpec
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.server import Server, WorkerPort
 from asyncps.tensor.pool import Bytes, Pool
+from asyncps.transport.polling import Polling
 from asyncps_ext import wire
 
 STORE = 1
@@ -74,6 +75,7 @@ class FakeServer:
                  optimizer: str | None = None, hyper: dict[str, Any] | None = None) -> None:
         self.pool = CheckedPool()
         self.host = "here"
+        self.polling = Polling(0.0)
         self.node = SimpleNamespace(incarnation=9)
         self.config_words = StoreConfig("dist_sync", order, reduce)
         install = Install(STORE, self.config_words, optimizer, hyper or {})

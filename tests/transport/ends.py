@@ -238,13 +238,13 @@ class Answers:
 
 def post(
     link: Link, answers: Answers, kind: int = Kind.PUSHPULL, value: Any = b"value",
-    out: Any = None, priority: int = 0,
+    out: Any = None, priority: int = 0, unit: Any = None,
 ) -> Request:
     """Make a request on a link."""
     number = link.number()
     parts = pack(kind, value, request=number)
     place = None if out is None else memoryview(out)
-    request = Request(number, priority, parts, sum(map(len, parts)), answers, place)
+    request = Request(number, priority, parts, sum(map(len, parts)), answers, place, unit)
     link.request(request)
     return request
 

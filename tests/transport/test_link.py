@@ -16,10 +16,11 @@ from asyncps.errors import (
     ShapeMismatch,
 )
 from asyncps.protocol import messages
-from asyncps.protocol.frames import Header, Kind
+from asyncps.protocol.frames import HEADER_SIZE, Header, Kind
 from asyncps.transport.link import Link
 from asyncps.transport.network import MemoryNetwork, TcpNetwork
-from asyncps.transport.request import control_frame
+from asyncps.transport.polling import SMALL_BYTES
+from asyncps.transport.request import Request, control_frame
 from tests.support.proxy import TcpProxy
 from tests.transport.ends import Answers, End, dial, echo, link_to, open_door, post, send, spawning
 
@@ -273,3 +274,42 @@ async def test_telling_without_a_connection_is_lost_in_silence() -> None:
         frames = await (await door.wait_ends(1)).wait_frames(1)
         assert [header.request for header, _ in frames] == [4]
         link.close()
+
+
+class Heard:
+    """What a link tells of messages that may come soon."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def expect(self) -> None:
+        self.events.append("expect")
+
+    def came(self) -> None:
+        self.events.append("came")
+
+
+async def test_answers_of_small_values_are_expected_soon_and_no_others() -> None:
+    polling = Heard()
+    async with open_door(MemoryNetwork()) as door, spawning() as spawn:
+        door.on_end = lambda end: setattr(end, "on_frame", echo)
+        link, answers = link_to(door, spawn, polling=polling), Answers()
+        await link.wait_connected()
+        sizes = (1, SMALL_BYTES - HEADER_SIZE, SMALL_BYTES - HEADER_SIZE + 1, 2 * SMALL_BYTES)
+        for count, size in enumerate(sizes, 1):
+            post(link, answers, value=bytes(size), out=bytearray(size), unit="of a store")
+            await answers.wait(count)
+        assert polling.events == ["expect", "came"] * 2
+        post(link, answers, out=bytearray(5))  # speaks of no unit
+        await answers.wait(5)
+        await link.ask(messages.Barrier(1), 9)
+        assert polling.events == ["expect", "came"] * 2
+        link.close()
+
+
+def test_pull_of_a_large_value_is_not_small() -> None:
+    answers, header = Answers(), bytes(HEADER_SIZE)
+    for size, small in ((5, True), (SMALL_BYTES, True), (SMALL_BYTES + 1, False)):
+        place = memoryview(bytearray(size))
+        request = Request(1, 0, [header], HEADER_SIZE, answers, place, "of a store")
+        assert request.is_small is small, size

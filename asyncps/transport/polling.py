@@ -1,0 +1,85 @@
+"""Looking for the next message for a moment, before the thread goes to sleep.
+
+On an idle machine, waking a thread that sleeps costs tens of microseconds: a virtual processor has
+to be started again. For a small message that is more than all the work (docs/BENCHMARKS.md). So
+whoever expects a message soon looks for it again and again, and gives the processor away each time
+to whoever else wants it (sched_yield).
+
+It is a bet on the last wait, and a small one: what took long the last time is slept for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+# Larger frames keep the processors awake by themselves.
+SMALL_BYTES = 640 << 10
+
+
+class Bet:
+    """Whether the next message will come soon.
+
+    Args:
+        limit_s: How long to look for it; 0 never looks.
+    """
+
+    __slots__ = ("_limit_s", "_since", "_soon")
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since = 0.0
+        self._soon = limit_s > 0
+
+    def expect(self) -> float:
+        """A message is expected from now on; return how many seconds to look for it."""
+        self._since = time.monotonic()
+        return self._limit_s if self._soon else 0.0
+
+    def came(self) -> None:
+        """It came. Twice the limit counts as soon: a thread that slept was late itself."""
+        self._soon = time.monotonic() - self._since < 2 * self._limit_s
+
+    def lost(self) -> None:
+        """It has not come; the next one is slept for."""
+        self._soon = False
+
+
+class Polling:
+    """Keeps an event loop from sleeping while a message is expected soon.
+
+    The loop runs whatever else is ready between two looks.
+
+    Args:
+        limit_s: How long to look; 0 never looks.
+    """
+
+    __slots__ = ("_bet", "_loop", "_turning", "_until")
+
+    def __init__(self, limit_s: float) -> None:
+        self._bet = Bet(limit_s)
+        self._loop = asyncio.get_running_loop()
+        self._until = 0.0
+        self._turning = False
+
+    def expect(self) -> None:
+        """A message is expected from now on."""
+        look_s = self._bet.expect()
+        if look_s:
+            self._until = time.monotonic() + look_s
+            if not self._turning:
+                self._turning = True
+                self._loop.call_soon(self._turn)
+
+    def came(self) -> None:
+        """It came; nothing more is expected."""
+        self._bet.came()
+        self._until = 0.0
+
+    def _turn(self) -> None:
+        if time.monotonic() < self._until:
+            os.sched_yield()
+            self._loop.call_soon(self._turn)  # a loop with something to call does not sleep
+        else:
+            self._turning = False

@@ -117,7 +117,7 @@ class Config:
     )
 
     poll_us: int = _setting(
-        300, "us", "look this long for the next small message before sleeping; 0 never does",
+        500, "us", "look this long for the next small message before sleeping; 0 never does",
         "ASYNCPS_POLL_US",
     )
 

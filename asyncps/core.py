@@ -25,6 +25,7 @@ from asyncps.roles.shortcut import Attempt, Shortcut
 from asyncps.roles.worker import Worker
 from asyncps.tensor import dtypes
 from asyncps.values import (
+    PLAIN_KEYS,
     Array,
     Incoming,
     Key,
@@ -89,6 +90,14 @@ class Core:
         return 1 if isinstance(self.worker.node.failure, NodeLost) else 0
 
     # ---- calls, built in the caller's thread ----
+
+    def known(self, key: Any) -> Plan | None:
+        """Where a key or a list of keys lives, if just these were used before.
+
+        They were checked then; only their types are looked at again (True is equal to 1).
+        """
+        keys = tuple(key) if isinstance(key, (list, tuple)) else (key,)
+        return self.client.plan_of(keys) if set(map(type, keys)) <= PLAIN_KEYS else None
 
     def plan(self, keys: tuple[Key, ...]) -> Plan | None:
         """Where keys live, if that is known here."""

@@ -14,7 +14,6 @@ from asyncps import optim
 from asyncps.call import Call, Handle
 from asyncps.core import Core
 from asyncps.later import LaterVerbs
-from asyncps.roles.plan import Plan
 from asyncps.roles.runtime import Runtime
 from asyncps.values import as_keys
 
@@ -202,12 +201,14 @@ class KVStore(LaterVerbs):
 
     def _call(self, key: Any, build: Callable[[Any], Call]) -> Call:
         self._runtime.check_thread()
-        keys, _ = as_keys(key)
-        plan = self._core.plan(keys)
+        plan = self._core.known(key)
         if plan is None:
-            with self._core.lanes_closed():
-                self._runtime.run(self._core.look_up(keys))
+            keys, _ = as_keys(key)
             plan = self._core.plan(keys)
+            if plan is None:
+                with self._core.lanes_closed():
+                    self._runtime.run(self._core.look_up(keys))
+                plan = self._core.plan(keys)
         return build(plan)
 
     def _handle(self, call: Call) -> Handle:
@@ -250,12 +251,12 @@ class AsyncKVStore(LaterVerbs):
 
     async def assign(self, key: Any, value: Any) -> None:
         """As `KVStore.assign`."""
-        plan = self._known(key) or await self._look_up(key)
+        plan = self._core.known(key) or await self._look_up(key)
         await self._finish(self._core.assign(plan, key, value))
 
     async def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> Handle:
         """As `KVStore.push`; the Handle may be awaited."""
-        plan = self._known(key) or await self._look_up(key)
+        plan = self._core.known(key) or await self._look_up(key)
         call = self._core.push(plan, key, value, priority, copy)
         await self._core.budget.acquire(call.op, call.copied_bytes, self._core.deadline_s)
         call.start()
@@ -265,7 +266,7 @@ class AsyncKVStore(LaterVerbs):
         self, key: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:
         """As `KVStore.pull`."""
-        plan = self._known(key) or await self._look_up(key)
+        plan = self._core.known(key) or await self._look_up(key)
         call = self._core.pull(plan, key, out, priority)
         return await self._start(call, async_op)
 
@@ -273,7 +274,7 @@ class AsyncKVStore(LaterVerbs):
         self, key: Any, value: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:
         """As `KVStore.pushpull`."""
-        plan = self._known(key) or await self._look_up(key)
+        plan = self._core.known(key) or await self._look_up(key)
         call = self._core.pushpull(plan, key, value, out, priority)
         return await self._start(call, async_op)
 
@@ -330,12 +331,10 @@ class AsyncKVStore(LaterVerbs):
         """As `KVStore.num_dead_node`."""
         return self._core.num_dead_node()
 
-    def _known(self, key: Any) -> Plan | None:
-        return self._core.plan(as_keys(key)[0])
-
     async def _look_up(self, key: Any) -> Any:
         keys, _ = as_keys(key)
-        await self._core.look_up(keys)
+        if self._core.plan(keys) is None:
+            await self._core.look_up(keys)
         return self._core.plan(keys)
 
     def _handle(self, call: Call) -> Handle:

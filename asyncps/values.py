@@ -28,7 +28,7 @@ gather_rows: Callable[..., int] = wire.gather_rows
 scatter_rows: Callable[..., int] = wire.scatter_rows
 
 _LARGEST_KEY = 1 << 63
-_PLAIN_KEYS = {str, int}
+PLAIN_KEYS = {str, int}
 
 
 def as_key(key: object) -> Key:
@@ -58,7 +58,7 @@ def as_keys(keys: object) -> tuple[tuple[Key, ...], bool]:
     if not isinstance(keys, (list, tuple)):
         return (as_key(keys),), False
     result = tuple(keys)
-    if not set(map(type, result)) <= _PLAIN_KEYS:
+    if not set(map(type, result)) <= PLAIN_KEYS:
         result = tuple([as_key(key) for key in keys])
     for number in result:
         if type(number) is int and not -_LARGEST_KEY <= number < _LARGEST_KEY:

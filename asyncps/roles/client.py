@@ -102,6 +102,10 @@ class Client:
             unit.row_keys = [placement.spec.key]
         return unit
 
+    def plan_of(self, keys: tuple[Key, ...]) -> Plan | None:
+        """Return the plan that these keys had before. Any thread."""
+        return self._plans.get(keys)
+
     def plan(self, keys: tuple[Key, ...]) -> Plan | None:
         """Return where keys live, or None when one is not known here. Any thread."""
         plan = self._plans.get(keys)

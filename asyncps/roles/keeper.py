@@ -49,7 +49,7 @@ class Keeper:
         self.units: dict[int, Unit | Slab] = {}
         self.keys: dict[int, list[int | str]] = {}
         self.value_bytes = 0
-        self.changes = 0  # slabs split, joined or grown, and units made
+        self.changes = 0  # slabs split, joined or grown
         self._answer = answer
         self.install(install)
 
@@ -117,7 +117,6 @@ class Keeper:
                                       key=spec.keys[0], got=unit)
         if not spec.slab:
             if found is None:
-                self.changes += 1
                 self.units[unit] = Unit(dtype, buffer, self.pool)
                 self.keys[unit] = list(spec.keys)
                 self._grew(buffer.nbytes)

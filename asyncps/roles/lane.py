@@ -124,6 +124,8 @@ class Lanes:
         self._open: dict[int, _Lane] = {}
         self._closed_until: dict[int, float] = {}
         self._closed = False
+        self._busy = False  # a thread may be looking at a socket by its number
+        self._guard = threading.Lock()  # of `_busy` and `_closed`, and while sockets are closed
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -136,16 +138,18 @@ class Lanes:
         if self._holder == me and self.lock.locked():
             raise ConfigError("a verb was called in the middle of another one of the same thread",
                               expected="no verbs of a store in a signal handler")
-        try:
-            with self.lock:
-                self._holder = me
-                try:
-                    yield
-                finally:
-                    self._holder = 0
-        finally:
-            if self._closed:  # meanwhile, by the loop, which left these to us
-                self.close()
+        with self.lock:
+            self._holder = me
+            try:
+                with self._guard:
+                    self._busy = True
+                yield
+            finally:
+                with self._guard:
+                    self._busy = False
+                    if self._closed:  # meanwhile, by the loop, which left these to us
+                        self._close_all()
+                self._holder = 0
 
     def number(self) -> int:
         """Return the number of the next request."""
@@ -236,25 +240,35 @@ class Lanes:
 
     def drop(self, server: int) -> None:
         """Close one lane; it is opened again later."""
-        lane = self._open.pop(server, None)
-        if lane is not None:
-            close_quietly(lane.sock)
+        with self._guard:
+            lane = self._open.get(server)
+            if lane is not None:
+                close_quietly(lane.sock)
+                del self._open[server]
         self._closed_until[server] = time.monotonic() + _PAUSE_S
 
     def close(self) -> None:
-        """Close all lanes for good. Any thread.
+        """Close all lanes for good; called by the loop.
 
         A socket is never closed under a thread that looks at it by its number, which may be another
         file's at once: it is shut down, and that thread closes it.
         """
         self._closed = True
-        if self.lock.acquire(blocking=False):
-            try:
-                for server in list(self._open):
-                    self.drop(server)
-            finally:
-                self.lock.release()
+        # With a limit: a signal handler may wait for this, above a thread that has the guard. Then
+        # that thread finds them closed and closes the sockets.
+        if not self._guard.acquire(timeout=_SEND_S):
             return
-        for sock in self.sockets():
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        try:
+            if self._busy:
+                for sock in self.sockets():
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
+            else:
+                self._close_all()
+        finally:
+            self._guard.release()
+
+    def _close_all(self) -> None:
+        for lane in self._open.values():
+            close_quietly(lane.sock)
+        self._open.clear()

@@ -139,7 +139,7 @@ class WorkerPort:
                     raise RemoteProtocolError("a push without a payload")
                 target = self._target
                 if target is None or self._found_at != keeper.changes:
-                    # Others' frames have split or joined a slab since `begin`.
+                    # Others' frames have split, joined or grown a slab since `begin`.
                     target = keeper.find(header, self._rows, header.payload_bytes)
                 self._target = None
                 keeper.push(target, self.rank, header, buffer, self._now())

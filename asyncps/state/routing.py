@@ -37,7 +37,7 @@ MAX_KEY_BYTES = 1024  # length of a string key: the same
 MAX_DIMENSIONS = 64  # NumPy's own limit
 MAX_UNITS = 1 << 21  # chunks and slabs of a store: the same; 2 TiB in chunks of 1 MiB
 OVERLAP = 4  # chunks of a key, so that sending, adding and receiving overlap, while each is at
-#              least half of chunk_bytes: below that the work for each frame costs more (measured)
+#              least about half of chunk_bytes: below, the work for each frame costs more (measured)
 MAX_AWAITED = 8 * 10**6  # (waiter, key) pairs of a store: the same
 
 Waiter = tuple[int, int]  # rank of the worker, number of its request

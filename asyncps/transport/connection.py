@@ -10,8 +10,12 @@ What was handed over may not change until the peer has acknowledged it; that is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
 import os
+import sys
+import termios
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
@@ -28,14 +32,14 @@ from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
 
-# Bytes handed to the loop: a chunk and a half at most, so that the socket never runs dry and a
-# message of higher priority waits for no more than that.
+# Bytes handed to the loop: below this it takes one chunk more, so that the socket never runs dry.
+# A message of higher priority waits for two chunks at most.
 HIGH_WATER_BYTES = 1 << 20
 LOW_WATER_BYTES = 512 << 10
 
-# A loop that wakes for each piece of a chunk pays for the wake and the call each time; that is a
-# fifth of a large round (docs/BENCHMARKS.md). A smaller payload is read as it comes: keys of one
-# or two chunks have little else that would overlap with their sending.
+# A loop that wakes for each piece of a chunk pays for the wake and the call each time: with chunks
+# of 512 KiB a fifth of the processor time of a large round (docs/BENCHMARKS.md). A smaller payload
+# is read as it comes: keys of one or two chunks have little else that would overlap with sending.
 _LARGE_BYTES, _MOST_BYTES = 640 << 10, 1 << 20
 
 wake_at: Callable[..., None] = wire.wake_at
@@ -181,6 +185,16 @@ class Connection(asyncio.BufferedProtocol):
     def pending_bytes(self) -> int:
         """Bytes that were handed over and not yet taken by the kernel."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def lying_bytes(self) -> int:
+        """Bytes that have come and wait in the kernel, such as a part of a large payload."""
+        if self._fd < 0:
+            return 0
+        with contextlib.suppress(OSError):
+            found = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4))
+            return int.from_bytes(found, sys.byteorder)
+        return 0
 
     @property
     def reader(self) -> FrameReader | None:

@@ -182,8 +182,9 @@ class Link:
     @property
     def moved_bytes(self) -> int:
         """Bytes that came, and that the kernel took, on all connections so far."""
-        pending = self.connection.pending_bytes if self.connection else 0
-        return self.sent_bytes - pending + self.received_bytes
+        connection = self.connection
+        there = 0 if connection is None else connection.lying_bytes - connection.pending_bytes
+        return self.sent_bytes + self.received_bytes + there
 
     @property
     def received_bytes(self) -> int:

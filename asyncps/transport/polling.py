@@ -5,7 +5,7 @@ to be started again. For a small message that is more than all the work (docs/BE
 whoever expects a message soon looks for it again and again, and gives the processor away each time
 to whoever else wants it (sched_yield).
 
-It is a bet on the last wait, and a small one: what took long the last time is slept for.
+Each look is a small bet that nothing takes long; one that is lost is not repeated at once.
 """
 
 from __future__ import annotations
@@ -18,32 +18,47 @@ import time
 SMALL_BYTES = 640 << 10
 
 
+# A look that found nothing is not repeated for the next message, then for three, up to so many.
+MOST_PASSED = 63
+
+
 class Bet:
-    """Whether the next message will come soon.
+    """Whether it is worth looking for the next message.
 
     Args:
         limit_s: How long to look for it; 0 never looks.
     """
 
-    __slots__ = ("_limit_s", "_since", "_soon")
+    __slots__ = ("_limit_s", "_looked", "_pass", "_passes", "_since")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._since = 0.0
-        self._soon = limit_s > 0
+        self._looked = False
+        self._pass = 0  # messages still to be slept for
+        self._passes = 0  # how many that were after the last look
 
     def expect(self) -> float:
         """A message is expected from now on; return how many seconds to look for it."""
         self._since = time.monotonic()
-        return self._limit_s if self._soon else 0.0
+        self._looked = self._limit_s > 0 and not self._pass
+        if self._looked:
+            return self._limit_s
+        self._pass = max(0, self._pass - 1)
+        return 0.0
 
     def came(self) -> None:
-        """It came. Twice the limit counts as soon: a thread that slept was late itself."""
-        self._soon = time.monotonic() - self._since < 2 * self._limit_s
+        """It came: while it was looked for, or only later?"""
+        if self._looked and time.monotonic() - self._since <= self._limit_s:
+            self._passes = 0
+        else:
+            self.lost()
 
     def lost(self) -> None:
-        """It has not come; the next one is slept for."""
-        self._soon = False
+        """It did not come while it was looked for."""
+        if self._looked:
+            self._passes = self._pass = min(MOST_PASSED, 2 * self._passes + 1)
+            self._looked = False
 
 
 class Polling:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import operator
 import os
+import select
 import socket
+import stat
 import struct
 import time
 from collections.abc import Sequence
@@ -139,26 +142,16 @@ def look(fd: int, buffer: Buffer, look_s: float) -> int:
         OSError: The socket failed.
     """
     view = _flat(buffer, written=True)
-    sock = _socket(fd)
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
     until = time.monotonic() + look_s
-    with sock:
-        while True:
-            try:
-                return sock.recv_into(view, 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    return -1
-            os.sched_yield()
-
-
-def _socket(fd: int) -> socket.socket:
-    """Return a socket of its own that is the same one."""
-    copy = os.dup(fd)
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
+    ready = select.poll()
+    ready.register(fd, select.POLLIN)
+    while not ready.poll(0):
+        if time.monotonic() >= until:
+            return -1
+        os.sched_yield()
+    return os.readv(fd, [view])
 
 
 def wake_at(fd: int, count: int) -> None:
@@ -171,7 +164,13 @@ def wake_at(fd: int, count: int) -> None:
     Raises:
         OSError: The socket failed.
     """
-    with _socket(fd) as sock:
+    copy = os.dup(fd)
+    try:
+        sock = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 

@@ -15,6 +15,7 @@ from asyncps.protocol.frames import Header, Kind
 from asyncps.roles import port as module
 from asyncps.roles.lane import LANE_NUMBERS
 from asyncps.roles.port import WorkerPort
+from asyncps.roles.slab import Slab
 from asyncps.transport.polling import SMALL_BYTES
 from tests.support.ports import STORE, FakeConnection, FakeServer, Frame, make_frame, read_answer
 
@@ -248,3 +249,22 @@ async def test_payload_where_none_belongs_is_refused(ports: Ports, kind: Kind) -
     ((answer, number, error),) = ports.heard(port)
     assert (answer, number) == (Kind.ERROR, 9)
     assert isinstance(error, RemoteProtocolError)
+
+
+@pytest.mark.parametrize("kind", [Kind.PULL, Kind.WAIT])
+@pytest.mark.parametrize("slab", [False, True], ids=["chunk", "slab"])
+async def test_question_that_says_what_has_arrived_frees_versions(kind: Kind, slab: bool) -> None:
+    server = FakeServer(1)
+    values = [bytes(8), bytes(8)] if slab else [bytes(8)]
+    size = 8 * len(values)
+    server.init(0, "float32", values, slab=slab)
+    server.deliver(0, make_frame(Kind.PUSHPULL, 1, 0, 1, bytes(size), acked=1))
+    found = server.keeper.units[0]
+    unit = found.whole if isinstance(found, Slab) else found
+    assert unit is not None
+    server.deliver(0, make_frame(Kind.WAIT, 2, 0, 1, size=size, acked=1))
+    assert unit.current.owed == 1
+    server.deliver(0, make_frame(Kind.PUSH, 3, 0, 2, bytes(size), acked=1))
+    assert [version.clock for version in unit.old] == [1]
+    server.deliver(0, make_frame(kind, 4, 0, 2, size=size, acked=2))
+    assert unit.old == []

@@ -200,3 +200,20 @@ async def test_connection_in_memory_has_no_socket_to_set(monkeypatch: pytest.Mon
         send(far.connection, Kind.DATA, bytes(3 * MIB))
         assert len((await near.wait_frames(1))[0][1]) == 3 * MIB
     assert calls == []
+
+
+async def test_bytes_that_lie_in_the_kernel_are_known(ends: Ends) -> None:
+    rest = await ends.begin(bytes(MIB))
+    received = ends.ours.received
+    assert ends.ours.lying_bytes == 0
+    ends.piece(rest[:300_000])
+    while ends.ours.lying_bytes < 300_000:
+        await turn()
+    assert ends.ours.lying_bytes == 300_000
+    assert ends.ours.received == received  # the loop was not woken for them
+    ends.piece(rest[300_000:])
+    await ends.near.wait_frames(1)
+    assert ends.ours.lying_bytes == 0
+    ends.ours.abort()
+    await ends.near.wait("lost")
+    assert ends.ours.lying_bytes == 0

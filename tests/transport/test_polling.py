@@ -52,28 +52,48 @@ def test_limit_of_zero_never_looks(machine: Machine) -> None:
 
 def test_first_message_and_whatever_follows_a_quick_one_is_looked_for(machine: Machine) -> None:
     bet = Bet(LIMIT_S)
-    for wait_s in (0.0, LIMIT_S / 2, LIMIT_S, 2 * LIMIT_S - 2**-20):
+    for wait_s in (0.0, LIMIT_S / 2, LIMIT_S):
         assert bet.expect() == LIMIT_S
         machine.now += wait_s
         bet.came()
     assert bet.expect() == LIMIT_S
 
 
-@pytest.mark.parametrize("wait_s", [2 * LIMIT_S, 2 * LIMIT_S + 2**-20, 3600.0])
-def test_late_message_ends_the_looking_until_one_is_quick_again(
+def looked_for(bet: Bet, machine: Machine, count: int, wait_s: float) -> list[int]:
+    """Which of so many messages, each after the same wait, were looked for."""
+    found = []
+    for number in range(count):
+        if bet.expect():
+            found.append(number)
+        machine.now += wait_s
+        bet.came()
+    return found
+
+
+@pytest.mark.parametrize("wait_s", [LIMIT_S + 2**-20, 2 * LIMIT_S, 3600.0])
+def test_late_messages_are_looked_for_more_and_more_rarely(
     machine: Machine, wait_s: float
 ) -> None:
     bet = Bet(LIMIT_S)
-    bet.expect()
-    machine.now += wait_s
-    bet.came()
-    for _ in range(2):
-        assert bet.expect() == 0.0
-        machine.now += wait_s
-        bet.came()
+    # One is passed after the first look, then 3, 7, 15, 31, 63, and never more than 63.
+    expected = [0, 2, 6, 14, 30, 62, 126, 190, 254]
+    assert looked_for(bet, machine, 300, wait_s) == expected
+
+
+def test_quick_message_that_was_looked_for_forgets_the_late_ones(machine: Machine) -> None:
+    bet = Bet(LIMIT_S)
+    assert looked_for(bet, machine, 10, 1.0) == [0, 2, 6]
+    # Quick ones that are slept for prove nothing; the next look does.
+    assert looked_for(bet, machine, 10, LIMIT_S) == [4, 5, 6, 7, 8, 9]
+    assert looked_for(bet, machine, 3, 1.0) == [0, 2]
+
+
+def test_message_that_stays_away_is_a_late_one(machine: Machine) -> None:
+    bet = Bet(LIMIT_S)
+    assert bet.expect() == LIMIT_S
+    bet.lost()
     assert bet.expect() == 0.0
-    machine.now += LIMIT_S
-    bet.came()
+    bet.lost()  # it was not looked for: that says nothing
     assert bet.expect() == LIMIT_S
 
 

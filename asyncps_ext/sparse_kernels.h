@@ -37,13 +37,25 @@ static APS_INLINE void aps_ask_for(const char *row, ptrdiff_t bytes)
         __builtin_prefetch(row + at);
 }
 
-/* -1, or the index of the first id that is negative, too large or not above the one before. */
+/* -1, or the index of the first id that is negative, too large or not above the one before. Strips
+ * are judged as a whole without a branch, and only a bad one is looked through.
+ */
+#define APS_CHECK_STRIP 256
 #define APS_CHECK_IDS(name, T)                                                               \
     static ptrdiff_t name(const void *ids_, ptrdiff_t n, int64_t limit)                      \
     {                                                                                        \
         const T *ids = (const T *)ids_;                                                      \
         int64_t before = -1;                                                                 \
-        for (ptrdiff_t i = 0; i < n; i++) {                                                  \
+        ptrdiff_t good = 0;                                                                  \
+        for (; good + APS_CHECK_STRIP < n; good += APS_CHECK_STRIP) {                        \
+            int falls = (int64_t)ids[good] <= before;                                        \
+            for (ptrdiff_t i = good; i < good + APS_CHECK_STRIP; i++)                        \
+                falls |= ids[i + 1] <= ids[i];                                               \
+            if (falls || (int64_t)ids[good + APS_CHECK_STRIP] >= limit)                      \
+                break;                                                                       \
+            before = (int64_t)ids[good + APS_CHECK_STRIP - 1];                               \
+        }                                                                                    \
+        for (ptrdiff_t i = good; i < n; i++) {                                               \
             const int64_t id = (int64_t)ids[i];                                              \
             if (id <= before || id >= limit)                                                 \
                 return i;                                                                    \

@@ -65,6 +65,19 @@ def test_ids_are_int64_or_uint32(body: ModuleType) -> None:
         body.check_ids([1], 5)
 
 
+@BODIES
+@pytest.mark.parametrize("dtype", ["int64", "uint32"])
+@pytest.mark.parametrize("at", [1, 255, 256, 257, 511, 512, 513, 999])
+def test_a_fault_among_many_ids_is_found(body: ModuleType, dtype: str, at: int) -> None:
+    many = np.arange(1000).astype(dtype)
+    assert body.check_ids(many, 1000) == -1
+    assert body.check_ids(many, at) == at
+    many[at] = many[at - 1]
+    assert body.check_ids(many, 1000) == at
+    many[at - 1 :] = np.arange(2000, 2001 + 1000 - at)
+    assert body.check_ids(many, 2000) == at - 1
+
+
 @given(st.lists(st.integers(-3, 12), max_size=8), st.integers(0, 12))
 def test_checking_ids_equals_the_model(values: list[int], limit: int) -> None:
     rising = [b > a for a, b in zip([-1, *values], values, strict=False)]

@@ -209,14 +209,16 @@ def test_a_reply_is_a_copy_that_no_update_touches() -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [64 << 20, 64])
-@pytest.mark.parametrize("made", ["whole", "pieces", "tail first", "scattered"])
+@pytest.mark.parametrize("made", ["whole", "pieces", "tail first", "scattered", "parted"])
 def test_neighbours_keep_their_values_however_they_were_made(made: str, block_bytes: int) -> None:
     rows = 100
     table = Table("k", (rows, 3), F32, Normal(1.0), block_bytes=block_bytes)
     model = rows_of(Table("k", (rows, 3), F32, Normal(1.0)), *range(rows)).copy()
     for which in {
         "whole": [range(rows)], "pieces": [range(10, 40), range(40, 90), range(90, 100)],
-        "tail first": [range(60, 100), range(60)], "scattered": [range(0, 100, 3), range(5, 95)],
+        "tail first": [range(60, 100), range(60)],
+        "parted": [range(50), [80], range(50, 80), range(81, 100)],
+        "scattered": [range(0, 100, 3), range(5, 95)],
     }[made]:  # fmt: skip
         rows_of(table, *which)
     rng = np.random.default_rng(0)
@@ -274,6 +276,13 @@ def test_contributions_are_summed_in_their_order(dtype: str) -> None:
     assert total.values.dtype == kind.sum
     np.testing.assert_array_equal(total.values.reshape(-1, 3), model[total.ids])
     assert total.count == 6
+
+
+def test_rows_between_the_same_ends_are_told_apart() -> None:
+    total = SparseSum(F32, 1)
+    for which in (ids(0, 1, 3), ids(0, 2, 3), ids(0, 1, 2, 3), ids(0, 1, 2, 3)):
+        total.add(which, np.ones(which.size, np.float32))
+    assert (total.ids.tolist(), total.values.tolist()) == ([0, 1, 2, 3], [4, 3, 3, 4])
 
 
 def test_a_first_contribution_can_become_the_sum() -> None:

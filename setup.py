@@ -18,6 +18,7 @@ from setuptools.errors import CompileError
 PACKAGE = Path("asyncps_ext")
 DEBUG = os.environ.get("ASYNCPS_EXT_DEBUG", "") not in ("", "0")
 MODE = "debug" if DEBUG else "release"
+NAMES = ["wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill"]
 
 # No contraction to FMA and no reassociation: all variants of a kernel must agree bit for bit.
 # Without errno a square root is one instruction, and loops around it become vector code.
@@ -74,7 +75,7 @@ def extension(name: str) -> Extension:
 
 setup(
     ext_modules=cythonize(
-        [extension("wire"), extension("reduce"), extension("optim")],
+        [extension(name) for name in NAMES],
         build_dir=f"build/cython-{MODE}",
         compiler_directives=DIRECTIVES,
     ),

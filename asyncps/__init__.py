@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from asyncps import errors, optim
+from asyncps import errors, initializer, optim
 from asyncps.call import Handle
 from asyncps.cluster import LocalCluster, connect, create
 from asyncps.config import Config
@@ -12,6 +12,7 @@ from asyncps.data import SplitSampler
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.later import LATER_NAMES
 from asyncps.localstore import LocalStore
+from asyncps.tensor.rowsparse import RowSparse
 
 
 def __getattr__(name: str) -> str:
@@ -30,9 +31,11 @@ __all__ = [
     "KVStore",
     "LocalCluster",
     "LocalStore",
+    "RowSparse",
     "SplitSampler",
     "connect",
     "create",
     "errors",
+    "initializer",
     "optim",
 ]

@@ -1,4 +1,4 @@
-"""The hot path: frame headers, sums, conversions and update steps, compiled.
+"""The hot path: frame headers, sums, conversions, update steps and sparse rows, compiled.
 
 `asyncps_ext.reference` holds the same functions in plain NumPy. It is the specification, and what
 runs under ASYNCPS_PURE=1; this module is the only reader of that variable.
@@ -10,16 +10,25 @@ import logging
 import os
 import sys
 
-__all__ = ["COMPILED", "INSTRUCTION_SET", "optim", "reduce", "wire"]
+__all__ = [
+    "COMPILED",
+    "INSTRUCTION_SET",
+    "optim",
+    "reduce",
+    "sparse",
+    "sparse_fill",
+    "sparse_index",
+    "wire",
+]
 
 _PURE = os.environ.get("ASYNCPS_PURE", "") not in ("", "0")
 
 
 def _install_reference() -> None:
-    """Let the three modules be the NumPy twins, whichever way they are imported."""
+    """Let the modules of kernels be the NumPy twins, whichever way they are imported."""
     from asyncps_ext import reference
 
-    for name in ("wire", "reduce", "optim"):
+    for name in ("wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill"):
         sys.modules[f"{__name__}.{name}"] = getattr(reference, name)
 
 
@@ -28,7 +37,7 @@ if _PURE:
     _install_reference()
 
 try:
-    from asyncps_ext import optim, reduce, wire
+    from asyncps_ext import optim, reduce, sparse, sparse_fill, sparse_index, wire
 except ImportError as error:
     raise ImportError(
         f"the compiled kernels of asyncps_ext cannot be loaded ({error}). Build them with "

@@ -1,4 +1,4 @@
-"""The reduce and optimizer kernels against memcpy, every result checked.
+"""The reduce, optimizer and sparse kernels against memcpy, every result checked.
 
 Rates count the bytes that an operation must read and write, memcpy's too; `of_memcpy` is the
 share of memcpy's rate at the same size of array.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import harness
 import numpy as np
+from kernels_sparse import sparse_ops
 
 from asyncps_ext import COMPILED, INSTRUCTION_SET, optim, reduce
 
@@ -152,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         harness.require(np.array_equal(source, target), "memcpy")
         floor = 2 * size / times.median_s / 1e9
         bench.emit("memcpy", case, times, 2 * size)
-        for ops in (reduce_ops(n), optim_ops(n)):
+        for ops in (reduce_ops(n), optim_ops(n), sparse_ops(n)):
             for name, (fn, check, moved) in ops.items():
                 check()
                 times = harness.measure(fn, bench.seconds)

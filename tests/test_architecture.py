@@ -49,6 +49,7 @@ ROOMS = (
     Room("asyncps.observe.metrics", 1.2, ASYNCIO),
     Room("asyncps.observe.trace", 1.2, ASYNCIO),
     Room("asyncps.observe", 1.3, ASYNCIO),  # only its __init__: status has a floor of its own
+    Room("asyncps.initializer", 1.5, ASYNCIO | SOCKETS),
     Room("asyncps.tensor", 2, ASYNCIO | SOCKETS),
     Room("asyncps.optim", 2, ASYNCIO | SOCKETS),
     Room("asyncps.protocol", 3, ASYNCIO | SOCKETS | CLOCKS),

@@ -1,7 +1,8 @@
 """Every kernel in plain NumPy: the specification of the compiled ones, and their stand-in.
 
-The modules `wire`, `reduce` and `optim` here have the functions of the compiled modules of those
-names, with the same arguments, results and errors. Unless a function says otherwise:
+The modules `wire`, `reduce`, `optim`, `sparse`, `sparse_index` and `sparse_fill` here have the
+functions of the compiled modules of those names, with the same arguments, results and errors.
+Unless a function says otherwise:
 
 * arrays are 1-d C-contiguous ndarrays in native byte order, of any length and alignment; those that
   are only read may be read-only; all of a call have one length (else ValueError) and the dtypes
@@ -13,7 +14,7 @@ names, with the same arguments, results and errors. Unless a function says other
 
 from __future__ import annotations
 
-from asyncps_ext.reference import optim, reduce, wire
+from asyncps_ext.reference import optim, reduce, sparse, sparse_fill, sparse_index, wire
 from asyncps_ext.reference.optim import adam, sgd, sgd_momentum, test
 from asyncps_ext.reference.reduce import (
     add,
@@ -54,6 +55,9 @@ __all__ = [
     "scatter_rows",
     "sgd",
     "sgd_momentum",
+    "sparse",
+    "sparse_fill",
+    "sparse_index",
     "test",
     "widen_bf16",
     "widen_f16",

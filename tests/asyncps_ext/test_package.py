@@ -17,6 +17,10 @@ NAMES = {
     "wire": ["pack_header", "parse_header", "crc32c", "gather_rows", "scatter_rows"],
     "reduce": ["add", "add_f16", "widen_f16", "widen_bf16", "narrow_f16", "narrow_bf16", "scale"],
     "optim": ["test", "sgd", "sgd_momentum", "adam"],
+    "sparse": ["check_ids", "unique_rows", "gather_rows_at", "scatter_add_at", "scatter_set_at",
+               "merge_rows", "sum_groups", "sum_duplicates"],
+    "sparse_index": ["RowIndex", "RangeIndex"],
+    "sparse_fill": ["fill_uniform", "fill_normal"],
 }
 
 
@@ -71,10 +75,12 @@ def test_the_twins_stand_in_when_asked_for_and_one_line_says_so(unbuilt: Path, f
     code = f"""
 import {first}
 import asyncps_ext, asyncps_ext.wire, asyncps_ext.reference as reference
-from asyncps_ext import optim, reduce, wire
+from asyncps_ext import optim, reduce, sparse, sparse_fill, sparse_index, wire
 from asyncps_ext.reduce import add
 assert not asyncps_ext.COMPILED and asyncps_ext.INSTRUCTION_SET == "numpy"
 assert (wire, reduce, optim) == (reference.wire, reference.reduce, reference.optim)
+assert (sparse, sparse_fill) == (reference.sparse, reference.sparse_fill)
+assert sparse_index is reference.sparse_index
 assert add is reference.add and asyncps_ext.wire is wire
 assert wire.crc32c(b"123456789") == 0xE3069283
 """

@@ -1,0 +1,13 @@
+from typing import Any
+
+from numpy import int64
+from numpy.typing import NDArray
+
+def fill_uniform(
+    out: NDArray[Any], ids: NDArray[int64], width: int, key: int, scale: float
+) -> None: ...
+def fill_normal(
+    out: NDArray[Any], ids: NDArray[int64], width: int, key: int, sigma: float
+) -> None: ...
+def _variants() -> tuple[str, ...]: ...
+def _set_variant(name: str) -> str: ...

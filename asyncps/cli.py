@@ -76,6 +76,12 @@ def _role_options(command: Command) -> Command:
     return functools.reduce(lambda made, option: option(made), reversed(options), command)
 
 
+_import_option = click.option(
+    "--import", "imports", metavar="MODULE[,MODULE]",
+    help="Modules with optimizers of your own; also ASYNCPS_IMPORT.",
+)
+
+
 def _config(environ: dict[str, str], role: str, options: dict[str, Any]) -> Config:
     return Config.from_env({**environ, "ASYNCPS_ROLE": role}, role=role, **options)
 
@@ -97,6 +103,7 @@ def scheduler(environ: dict[str, str], /, **options: Any) -> int:
 
 @cli.command()
 @_role_options
+@_import_option
 @click.pass_obj
 def server(environ: dict[str, str], /, **options: Any) -> int:
     """Run one server of a job."""
@@ -149,11 +156,13 @@ def worker(
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Keep a file a rank there.")
 @click.option("--on-worker-lost", type=click.Choice(["fail", "continue"]), default="fail",
               show_default=True, help="What survivors do when a worker is lost.")
+@_import_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def launch(
     environ: dict[str, str], /, num_workers: int, num_servers: int | None, launcher: str,
-    on_worker_lost: str, log_dir: Path | None, command: tuple[str, ...], **options: Any,
+    on_worker_lost: str, log_dir: Path | None, imports: str | None, command: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Run COMMAND as the workers of a new job, with scheduler and servers.
 
@@ -170,6 +179,8 @@ def launch(
     if not command:
         raise ConfigError("launch needs a command",
                           expected="asyncps launch -n 2 -- python train.py ...")
+    if imports:
+        environ = {**environ, "ASYNCPS_IMPORT": imports}
     clean = without_cluster(environ)
     config = Config.from_env(
         clean, num_workers=num_workers,

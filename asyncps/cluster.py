@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from asyncps import optim
 from asyncps.config import Config, in_cluster
 from asyncps.core import Core
 from asyncps.embedded import Scope, embed, embedded_config
@@ -43,7 +44,8 @@ def create(type: str = "local", *, name: str = "default", **options: Any) -> KVS
             process, so that the same script runs alone).
         name: Stores of one name are one store for all workers.
         options: order="arrival" (add as contributions come) or "rank" (bit-identical from run to
-            run); reduce="sum" or "mean"; settings of `asyncps.config.Config` by name.
+            run); reduce="sum" or "mean"; multi_precision=True keeps f32 weights of f16 and bf16
+            values on the servers; settings of `asyncps.config.Config` by name.
 
     Raises:
         ConfigError: An unknown store type or option; the known ones are listed.
@@ -52,7 +54,7 @@ def create(type: str = "local", *, name: str = "default", **options: Any) -> KVS
     """
     kind, store, settings = _checked(type, options)
     if kind in LOCAL_TYPES:
-        return LocalStore(kind, reduce=store.reduce)
+        return LocalStore(kind, reduce=store.reduce, multi_precision=store.multi_precision)
     with _process_lock:
         home = _process[0] if _process else None
         if home is None or home.closed or home.forked:
@@ -328,16 +330,19 @@ def _checked(
         raise ConfigError("unknown reduce", expected="sum or mean", got=repr(reduce))
     if options.pop("staleness", 0) != 0:
         raise NotYetError("staleness above 0 is not there yet", expected="0")
-    if options.pop("multi_precision", False):
-        raise NotYetError("multi_precision is not there yet", expected="False")
+    multi_precision = options.pop("multi_precision", False)
+    if not isinstance(multi_precision, bool):
+        raise ConfigError("multi_precision must be true or false", got=repr(multi_precision))
     _refuse_unknown(options, ("order", "reduce", "staleness", "multi_precision"))
     settings = base.replace(**options) if base else Config.from_env(**options)
+    if settings.imports:
+        optim.import_modules(settings.imports)
     kind = "dist_sync" if type == "dist" else type
     if kind == "dist_sync" and settings.role not in (None, "worker"):
         raise ConfigError(f"this process is a {settings.role}; start that role by "
                           f"python -m asyncps {settings.role}", expected="a worker",
                           got=settings.role)
-    return kind, agreement(kind, order, reduce), settings
+    return kind, agreement(kind, order, reduce, multi_precision), settings
 
 
 def _refuse_unknown(options: dict[str, Any], others: tuple[str, ...]) -> None:

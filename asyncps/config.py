@@ -67,6 +67,10 @@ class Config:
     on_worker_lost: str = _setting(
         "fail", "fail", "what survivors do when a worker is lost", "ASYNCPS_ON_WORKER_LOST"
     )
+    imports: str = _setting(
+        "", "module names, separated by commas", "modules with optimizers of your own",
+        "ASYNCPS_IMPORT",
+    )
     log_level: str = _setting("INFO", "", "level of the roles' own log", "ASYNCPS_LOG_LEVEL")
 
     rendezvous_s: float = _setting(

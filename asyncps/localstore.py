@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -27,9 +27,10 @@ _Kind = type[optim.Optimizer]
 class _Value:
     """One key: its value and what the optimizer keeps for it."""
 
-    __slots__ = ("array", "dtype", "state", "updates")
+    __slots__ = ("array", "dtype", "key", "state", "updates")
 
     def __init__(self, key: Key, array: Array) -> None:
+        self.key = key
         self.array = array
         self.dtype = dtypes.by_name(key_spec(key, array).dtype)
         self.state: dict[str, Array] = {}
@@ -60,18 +61,22 @@ class LocalStore(LaterVerbs):
     Args:
         type: "local" or "device"; both keep values in host memory.
         reduce: "sum" or "mean" (the same with one worker; integers have no mean).
+        multi_precision: Keep f32 weights of f16 and bf16 values.
     """
 
     rank = 0
     num_workers = 1
     local_rank = 0
 
-    def __init__(self, type: str, reduce: str = "sum") -> None:
+    def __init__(
+        self, type: str, reduce: str = "sum", multi_precision: bool = False
+    ) -> None:
         self.type = type
         self._reduce = reduce
         self._values: dict[Key, _Value] = {}
         self._optimizer: _Kind | None = None
-        self._hyper: dict[str, float | bool] = {}
+        self._hyper: Mapping[str, Any] = {}
+        self._multi_precision = multi_precision
         self._closed = False
         self._rounds = 0
 
@@ -98,6 +103,7 @@ class LocalStore(LaterVerbs):
         keys, arrays = self._arrays(key, value)
         for name, array in zip(keys, arrays, strict=True):
             self._values[name].array = array.copy()
+            self._values[name].state.pop(updates.MASTER, None)
 
     def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> LocalHandle:
         """Replace values by what is pushed, or let the optimizer use it."""
@@ -140,9 +146,9 @@ class LocalStore(LaterVerbs):
         """Let pushes be gradients; state of an earlier optimizer is dropped."""
         self._check_open()
         chosen = optim.resolve(optimizer, hyper)
-        self._optimizer, self._hyper = type(chosen), dict(chosen.hyper)
+        self._optimizer, self._hyper = type(chosen), updates.prepared(chosen.hyper)
         for value in self._values.values():
-            value.state.clear()
+            value.state = {k: v for k, v in value.state.items() if k == updates.MASTER}
             value.updates = 0
 
     def set_hyperparameters(self, **hyper: Any) -> None:
@@ -150,7 +156,8 @@ class LocalStore(LaterVerbs):
         self._check_open()
         if self._optimizer is None:
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
-        self._hyper.update(optim.checked(self._optimizer, hyper))
+        changed = {**self._hyper, **optim.checked(self._optimizer, hyper)}
+        self._hyper = updates.prepared(changed)
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
@@ -196,6 +203,7 @@ class LocalStore(LaterVerbs):
     def _apply(self, value: _Value, gradient: Array) -> None:
         if self._optimizer is None:
             value.array = gradient.copy()
+            value.state.pop(updates.MASTER, None)
             return
         name, hyper, dtype = self._optimizer.name, self._hyper, value.dtype
         stored = gradient.reshape(-1).view(dtype.bits)
@@ -204,8 +212,11 @@ class LocalStore(LaterVerbs):
             total = np.empty(stored.size, dtype.sum)
             dtype.widen(total, stored)
         weights = value.array.reshape(-1).view(dtype.bits)
+        updates.run(
+            name, dtype, weights, weights, total, value.state, hyper, value.updates + 1,
+            ((value.key, 0, weights.size),), self._multi_precision,
+        )
         value.updates += 1
-        updates.run(name, dtype, weights, weights, total, value.state, hyper, value.updates)
 
     def _check_usable(self, key: Key) -> None:
         assert self._optimizer is not None

@@ -14,6 +14,7 @@ cdef extern from "optim_kernels.h" nogil:
         const void *g
         void *m
         void *v
+        void *d
         Py_ssize_t n
         uint64_t factor
         double lr
@@ -24,14 +25,28 @@ cdef extern from "optim_kernels.h" nogil:
         double wd
         double rescale
         double clip
+        double eta
+        double lamda1
+        double beta
+        double fix1
+        double fix2
+        double clip_weights
         int nesterov
     ctypedef void (*aps_update)(const aps_optim_args *args) noexcept
+    ctypedef double (*aps_squares)(const void *x, Py_ssize_t n) noexcept
     ctypedef struct aps_optim_table:
         const char *name
         aps_update test[6]
         aps_update sgd[2]
         aps_update sgd_momentum[2]
         aps_update adam[2]
+        aps_update adamw[2]
+        aps_update lamb_direction[2]
+        aps_update adagrad[2]
+        aps_update rmsprop[2]
+        aps_update rmsprop_centered[2]
+        aps_update ftrl[2]
+        aps_squares squares[2]
     const aps_optim_table *aps_optim_table_at(int i) noexcept
 
 cnp.import_array()
@@ -168,3 +183,136 @@ def adam(
     args.rescale = rescale
     args.clip = clip
     update(table.adam[dtype], &args, w)
+
+
+def adamw(
+    out, w, g, m, v, double lr, double eta, double beta1, double beta2, double eps, double wd,
+    double rescale, double clip
+):
+    """Adam's moments, and a step with the weight decay beside it."""
+    cdef aps_optim_args args
+    cdef int dtype = check_real(&args, out, w, g)
+    args.m = check_state(m, "m", dtype, out, w, g)
+    args.v = check_state(v, "v", dtype, out, w, g)
+    check_apart(m, "m", v, "v", False)
+    args.lr = lr
+    args.eta = eta
+    args.beta1 = beta1
+    args.beta2 = beta2
+    args.eps = eps
+    args.wd = wd
+    args.rescale = rescale
+    args.clip = clip
+    update(table.adamw[dtype], &args, w)
+
+
+def adagrad(out, w, g, h, double lr, double eps, double wd, double rescale, double clip):
+    """h = h + g'*g'; out = w - lr*(g'/sqrt(h+eps) + wd*w)."""
+    cdef aps_optim_args args
+    cdef int dtype = check_real(&args, out, w, g)
+    args.m = check_state(h, "h", dtype, out, w, g)
+    args.lr = lr
+    args.eps = eps
+    args.wd = wd
+    args.rescale = rescale
+    args.clip = clip
+    update(table.adagrad[dtype], &args, w)
+
+
+def rmsprop(
+    out, w, g, n, double lr, double gamma1, double eps, double wd, double rescale, double clip,
+    double clip_weights
+):
+    """n = gamma1*n + (1-gamma1)*g'*g'; out = w - lr*(g'/sqrt(n+eps)), bounded."""
+    cdef aps_optim_args args
+    cdef int dtype = check_real(&args, out, w, g)
+    args.v = check_state(n, "n", dtype, out, w, g)
+    args.lr = lr
+    args.beta1 = gamma1
+    args.eps = eps
+    args.wd = wd
+    args.rescale = rescale
+    args.clip = clip
+    args.clip_weights = clip_weights
+    update(table.rmsprop[dtype], &args, w)
+
+
+def rmsprop_centered(
+    out, w, g, n, mean, delta, double lr, double gamma1, double gamma2, double eps, double wd,
+    double rescale, double clip, double clip_weights
+):
+    """RMSProp around the mean gradient, with momentum."""
+    cdef aps_optim_args args
+    cdef int dtype = check_real(&args, out, w, g)
+    args.v = check_state(n, "n", dtype, out, w, g)
+    args.m = check_state(mean, "mean", dtype, out, w, g)
+    args.d = check_state(delta, "delta", dtype, out, w, g)
+    check_apart(n, "n", mean, "mean", False)
+    check_apart(n, "n", delta, "delta", False)
+    check_apart(mean, "mean", delta, "delta", False)
+    args.lr = lr
+    args.beta1 = gamma1
+    args.momentum = gamma2
+    args.eps = eps
+    args.wd = wd
+    args.rescale = rescale
+    args.clip = clip
+    args.clip_weights = clip_weights
+    update(table.rmsprop_centered[dtype], &args, w)
+
+
+def ftrl(
+    out, w, g, z, n, double lr, double lamda1, double beta, double wd, double rescale, double clip
+):
+    """The FTRL-proximal step."""
+    cdef aps_optim_args args
+    cdef int dtype = check_real(&args, out, w, g)
+    args.m = check_state(z, "z", dtype, out, w, g)
+    args.v = check_state(n, "n", dtype, out, w, g)
+    check_apart(z, "z", n, "n", False)
+    args.lr = lr
+    args.lamda1 = lamda1
+    args.beta = beta
+    args.wd = wd
+    args.rescale = rescale
+    args.clip = clip
+    update(table.ftrl[dtype], &args, w)
+
+
+def lamb_direction(
+    out, w, g, m, v, double beta1, double beta2, double eps, double wd, double fix1, double fix2,
+    double rescale, double clip
+):
+    """Adam's moments, and where LAMB goes before the length of its step is known."""
+    cdef aps_optim_args args
+    cdef int dtype = check_real(&args, out, w, g)
+    args.m = check_state(m, "m", dtype, out, w, g)
+    args.v = check_state(v, "v", dtype, out, w, g)
+    check_apart(m, "m", v, "v", False)
+    args.beta1 = beta1
+    args.beta2 = beta2
+    args.eps = eps
+    args.wd = wd
+    args.fix1 = fix1
+    args.fix2 = fix2
+    args.rescale = rescale
+    args.clip = clip
+    update(table.lamb_direction[dtype], &args, w)
+
+
+def squares(x):
+    """The sum of squares of a float32 or float64 array, added in f64."""
+    check_array(x, "x", False)
+    cdef int dtype = dtype_of(x, "x")
+    if dtype > F64:
+        raise TypeError(f"x must be float32 or float64, not {x.dtype}")
+    cdef const void *data = cnp.PyArray_BYTES(<cnp.ndarray>x)
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>x)
+    cdef aps_squares kernel = table.squares[dtype]
+    cdef double total
+    if cnp.PyArray_NBYTES(<cnp.ndarray>x) < GIL_FREE_BYTES:
+        total = kernel(data, n)
+    else:
+        with nogil:
+            total = kernel(data, n)
+    return total

@@ -60,12 +60,12 @@ APS_TARGET static APS_INLINE void APS_FN(momentum_loop)(const aps_optim_args *a,
         APS_REAL grad = rescale * g[i];
         if (clipped)
             grad = APS_FN(bound)(grad, clip);
-        grad = grad + wd * w[i];
-        const APS_REAL kept = momentum * m[i];
-        const APS_REAL moved = kept - lr * grad;
         const APS_REAL weight = w[i];
-        m[i] = moved;
-        out[i] = nesterov ? (weight - kept) + ahead * moved : weight + moved;
+        const APS_REAL kept = momentum * m[i];
+        const APS_REAL moved = kept - lr * (grad + wd * weight);
+        const APS_REAL next = nesterov ? (weight - kept) + ahead * moved : weight + moved;
+        m[i] = nesterov ? kept - lr * (grad + wd * next) : moved;
+        out[i] = next;
     }
 }
 
@@ -111,3 +111,88 @@ APS_TARGET static void APS_FN(adam)(const aps_optim_args *a)
     else
         APS_FN(adam_loop)(a, 0);
 }
+
+APS_TARGET static APS_INLINE void APS_FN(adamw_loop)(const aps_optim_args *a, const int clipped)
+{
+    APS_ELEM *out = (APS_ELEM *)a->out, *m = (APS_ELEM *)a->m, *v = (APS_ELEM *)a->v;
+    const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
+    const APS_REAL lr = (APS_REAL)a->lr, wd = (APS_REAL)a->wd, eps = (APS_REAL)a->eps;
+    const APS_REAL rescale = (APS_REAL)a->rescale, clip = (APS_REAL)a->clip;
+    const APS_REAL eta = (APS_REAL)a->eta;
+    const APS_REAL beta1 = (APS_REAL)a->beta1, rest1 = (APS_REAL)1 - beta1;
+    const APS_REAL beta2 = (APS_REAL)a->beta2, rest2 = (APS_REAL)1 - beta2;
+    const ptrdiff_t n = a->n;
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const APS_REAL weight = w[i];
+        APS_REAL grad = rescale * g[i];
+        if (clipped)
+            grad = APS_FN(bound)(grad, clip);
+        const APS_REAL mean = beta1 * m[i] + rest1 * grad;
+        const APS_REAL variance = beta2 * v[i] + rest2 * grad * grad;
+        m[i] = mean;
+        v[i] = variance;
+        out[i] = weight - eta * (lr * mean / (APS_SQRT(variance) + eps) + wd * weight);
+    }
+}
+
+APS_TARGET static void APS_FN(adamw)(const aps_optim_args *a)
+{
+    if (a->clip >= 0)
+        APS_FN(adamw_loop)(a, 1);
+    else
+        APS_FN(adamw_loop)(a, 0);
+}
+
+/* LAMB before the length of its step is known: m and v as Adam's, out is the direction. */
+APS_TARGET static APS_INLINE void APS_FN(lamb_loop)(const aps_optim_args *a, const int clipped)
+{
+    APS_ELEM *out = (APS_ELEM *)a->out, *m = (APS_ELEM *)a->m, *v = (APS_ELEM *)a->v;
+    const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
+    const APS_REAL wd = (APS_REAL)a->wd, eps = (APS_REAL)a->eps;
+    const APS_REAL rescale = (APS_REAL)a->rescale, clip = (APS_REAL)a->clip;
+    const APS_REAL fix1 = (APS_REAL)a->fix1, fix2 = (APS_REAL)a->fix2;
+    const APS_REAL beta1 = (APS_REAL)a->beta1, rest1 = (APS_REAL)1 - beta1;
+    const APS_REAL beta2 = (APS_REAL)a->beta2, rest2 = (APS_REAL)1 - beta2;
+    const ptrdiff_t n = a->n;
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const APS_REAL weight = w[i];
+        APS_REAL grad = rescale * g[i];
+        if (clipped)
+            grad = APS_FN(bound)(grad, clip);
+        const APS_REAL mean = beta1 * m[i] + rest1 * grad;
+        const APS_REAL variance = beta2 * v[i] + rest2 * grad * grad;
+        m[i] = mean;
+        v[i] = variance;
+        out[i] = mean / fix1 / (APS_SQRT(variance / fix2) + eps) + wd * weight;
+    }
+}
+
+APS_TARGET static void APS_FN(lamb_direction)(const aps_optim_args *a)
+{
+    if (a->clip >= 0)
+        APS_FN(lamb_loop)(a, 1);
+    else
+        APS_FN(lamb_loop)(a, 0);
+}
+
+/* Eight partial sums, in every variant the same: vector code may hold them in one register or four. */
+APS_TARGET static double APS_FN(squares)(const void *given, ptrdiff_t n)
+{
+    const APS_ELEM *x = (const APS_ELEM *)given;
+    double s[8] = {0};
+    ptrdiff_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int lane = 0; lane < 8; lane++) {
+            const double value = x[i + lane];
+            s[lane] += value * value;
+        }
+    for (; i < n; i++) {
+        const double value = x[i];
+        s[i % 8] += value * value;
+    }
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+#include "optim_adaptive.h"

@@ -47,4 +47,11 @@ static const aps_optim_table APS_NAME(table) = {
     { APS_NAME(f32_sgd), APS_NAME(f64_sgd) },
     { APS_NAME(f32_sgd_momentum), APS_NAME(f64_sgd_momentum) },
     { APS_NAME(f32_adam), APS_NAME(f64_adam) },
+    { APS_NAME(f32_adamw), APS_NAME(f64_adamw) },
+    { APS_NAME(f32_lamb_direction), APS_NAME(f64_lamb_direction) },
+    { APS_NAME(f32_adagrad), APS_NAME(f64_adagrad) },
+    { APS_NAME(f32_rmsprop), APS_NAME(f64_rmsprop) },
+    { APS_NAME(f32_rmsprop_centered), APS_NAME(f64_rmsprop_centered) },
+    { APS_NAME(f32_ftrl), APS_NAME(f64_ftrl) },
+    { APS_NAME(f32_squares), APS_NAME(f64_squares) },
 };

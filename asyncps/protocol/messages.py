@@ -110,6 +110,7 @@ class StoreConfig(msgspec.Struct, frozen=True, array_like=True):
     type: str
     order: str
     reduce: str
+    multi_precision: bool = False
 
 
 class OpenStore(Message, tag=20):

@@ -23,6 +23,7 @@ from asyncps.roles.slab import Slab
 from asyncps.roles.unit import Rules, Unit, Waiter
 from asyncps.tensor import dtypes
 from asyncps.tensor.pool import Bytes, Pool
+from asyncps.tensor.words import Words, prepared
 
 _NOTHING = memoryview(b"")
 WAIT = int(Kind.WAIT)
@@ -45,7 +46,10 @@ class Keeper:
         self, install: Install, members: int, pool: Pool, answer: Callable[[Waiter], None]
     ) -> None:
         self.pool = pool
-        self.rules = Rules(install.config.order, install.config.reduce, members)
+        config = install.config
+        self.rules = Rules(
+            config.order, config.reduce, members, multi_precision=config.multi_precision
+        )
         self.units: dict[int, Unit | Slab] = {}
         self.keys: dict[int, list[int | str]] = {}
         self.value_bytes = 0
@@ -59,14 +63,14 @@ class Keeper:
         Raises:
             OptimizerError: There is none of that name, or its hyper-parameters are wrong.
         """
+        words: Mapping[str, Any] = {}
         if install.optimizer is not None:
-            _checked_hyper(install.optimizer, install.hyper)
+            words = _checked_hyper(install.optimizer, install.hyper)
         self.rules.optimizer = install.optimizer
-        self.rules.hyper = {0: install.hyper}
+        self.rules.hyper = {0: words}
         for unit in self.units.values():
             for part in _parts(unit):
-                part.state.clear()
-                part.updates = 0
+                part.forget_optimizer()
 
     def left(self, rank: int) -> None:
         """Wait for a worker no longer; complete the rounds that waited for it alone."""
@@ -86,13 +90,13 @@ class Keeper:
         """
         if self.rules.optimizer is None:
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
-        _checked_hyper(self.rules.optimizer, message.values)
+        words = _checked_hyper(self.rules.optimizer, message.values)
         hyper = self.rules.hyper
         known = hyper.get(message.version)
-        if known is not None and known != message.values:
+        if known is not None and known != words:
             raise Disagreement("workers set different hyper-parameters at the same change",
-                               expected=known, got=message.values)
-        hyper[message.version] = message.values
+                               expected=dict(known), got=dict(words))
+        hyper[message.version] = words
         while len(hyper) > _KEPT_HYPER:
             del hyper[min(hyper)]
 
@@ -117,7 +121,8 @@ class Keeper:
                                       key=spec.keys[0], got=unit)
         if not spec.slab:
             if found is None:
-                self.units[unit] = Unit(dtype, buffer, self.pool)
+                spans = ((spec.keys[0], 0, buffer.nbytes // dtype.itemsize),)
+                self.units[unit] = Unit(dtype, buffer, self.pool, spans)
                 self.keys[unit] = list(spec.keys)
                 self._grew(buffer.nbytes)
             else:
@@ -139,7 +144,7 @@ class Keeper:
         self.keys.setdefault(unit, []).extend(spec.keys[known:])
         self._grew(fresh.nbytes)
         self.changes += 1
-        slab.add_rows(spec.sizes[known:], fresh)
+        slab.add_rows(spec.sizes[known:], fresh, spec.keys[known:])
 
     def _grew(self, size: int) -> None:
         self.value_bytes += size
@@ -296,12 +301,13 @@ class Keeper:
         self._answer(waiter)
 
 
-def _checked_hyper(name: str, hyper: Mapping[str, Any]) -> None:
+def _checked_hyper(name: str, hyper: Mapping[str, Any]) -> Words:
     kind = optim.by_name(name)
     found = optim.checked(kind, hyper)
-    if found.keys() != kind.defaults.keys():
+    if not found.keys() >= kind.defaults.keys() - {"lr_mult", "wd_mult"}:
         raise OptimizerError(f"{name} needs all its hyper-parameters",
                              expected=", ".join(kind.defaults), got=", ".join(found))
+    return prepared(found)
 
 
 Target = tuple[Unit | Slab, Sequence[int] | None]

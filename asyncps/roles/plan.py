@@ -27,9 +27,11 @@ def describe(key: Key, dtype: str, shape: tuple[int, ...], itemsize: int) -> Key
     return KeySpec(key, dtype, shape, itemsize)
 
 
-def agreement(type: str, order: str, reduce: str) -> StoreConfig:
+def agreement(
+    type: str, order: str, reduce: str, multi_precision: bool = False
+) -> StoreConfig:
     """Return what all workers must say alike when they open a store."""
-    return StoreConfig(type, order, reduce)
+    return StoreConfig(type, order, reduce, multi_precision)
 
 
 PUSH, PUSHPULL = int(Kind.PUSH), int(Kind.PUSHPULL)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
+from asyncps import optim
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, ConfigError
 from asyncps.roles.runtime import loop_factory
@@ -39,6 +40,8 @@ def run_role(config: Config) -> int:
     )
     if not config.token:
         log.warning("no ASYNCPS_TOKEN: anybody on this machine may join the job")
+    if config.role == "server":
+        optim.import_modules(config.imports)
     try:
         with asyncio.Runner(loop_factory=loop_factory(config)) as runner:
             runner.run(_main(config))

@@ -17,6 +17,7 @@ from asyncps.errors import RemoteProtocolError
 from asyncps.roles.unit import Accumulator, Unit, Version
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
+from asyncps.tensor.words import Key
 
 
 class Slab:
@@ -28,17 +29,19 @@ class Slab:
 
     Attributes:
         sizes: Bytes of each row.
+        keys: The key of each row.
         offsets: Where each row begins, and the size of all at the end.
         whole: The unit of all rows while they move together, else None.
         rows: One unit a row while they do not.
     """
 
-    __slots__ = ("dtype", "offsets", "pool", "rows", "sizes", "whole")
+    __slots__ = ("dtype", "keys", "offsets", "pool", "rows", "sizes", "whole")
 
     def __init__(self, dtype: Dtype, pool: Pool) -> None:
         self.dtype = dtype
         self.pool = pool
         self.sizes: list[int] = []
+        self.keys: list[Key] = []
         self.offsets: list[int] = [0]
         self.whole: Unit | None = None
         self.rows: list[Unit] = []
@@ -48,16 +51,18 @@ class Slab:
         """Bytes of all rows."""
         return self.offsets[-1]
 
-    def add_rows(self, sizes: Sequence[int], buffer: Bytes) -> None:
+    def add_rows(self, sizes: Sequence[int], buffer: Bytes, keys: Sequence[Key] = ()) -> None:
         """Append rows with their first values; the buffer goes back to the pool."""
+        keys = keys or [None] * len(sizes)
         if self.sizes:
             self.split()
         begin = 0
-        for size in sizes:
-            self.rows.append(self._unit(buffer[begin : begin + size]))
+        for size, key in zip(sizes, keys, strict=True):
+            self.rows.append(self._unit(buffer[begin : begin + size], key))
             begin += size
         self.pool.give(buffer)
         self.sizes.extend(sizes)
+        self.keys.extend(keys)
         self.offsets = [0, *accumulate(self.sizes)]
         self.join()
 
@@ -90,8 +95,8 @@ class Slab:
         if whole is None:
             return
         self.rows = [
-            self._row_of(whole, begin, size)
-            for begin, size in zip(self.offsets, self.sizes, strict=False)
+            self._row_of(whole, begin, size, key)
+            for begin, size, key in zip(self.offsets, self.sizes, self.keys, strict=False)
         ]
         for clock, entries in whole.parked.items():
             for asker, (waiter, _) in entries.items():
@@ -117,7 +122,9 @@ class Slab:
         buffer = self.pool.take(self.size)
         for begin, row in zip(self.offsets, self.rows, strict=False):
             buffer[begin : begin + row.size] = row.current.buffer
-        whole = Unit(self.dtype, buffer, self.pool)
+        edges = [offset // self.dtype.itemsize for offset in self.offsets]
+        spans = list(zip(self.keys, edges, edges[1:], strict=False))
+        whole = Unit(self.dtype, buffer, self.pool, spans)
         whole.rounds = first.rounds.copy()
         whole.updates = first.updates
         whole.current.clock = first.current.clock
@@ -128,13 +135,14 @@ class Slab:
         self.whole, self.rows = whole, []
         return True
 
-    def _unit(self, values: Bytes) -> Unit:
-        return Unit(self.dtype, values.copy(), self.pool)
+    def _unit(self, values: Bytes, key: Key) -> Unit:
+        spans = ((key, 0, values.nbytes // self.dtype.itemsize),)
+        return Unit(self.dtype, values.copy(), self.pool, spans)
 
-    def _row_of(self, whole: Unit, begin: int, size: int) -> Unit:
+    def _row_of(self, whole: Unit, begin: int, size: int, key: Key) -> Unit:
         """Cut one row out of the unit of all."""
         end = begin + size
-        row = self._unit(whole.current.buffer[begin:end])
+        row = self._unit(whole.current.buffer[begin:end], key)
         row.rounds = whole.rounds.copy()
         row.current.clock, row.current.owed = whole.current.clock, whole.current.owed
         for version in whole.old:

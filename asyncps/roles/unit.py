@@ -11,7 +11,7 @@ in whole buffers of the pool. The first contribution of a round *becomes* the ac
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from asyncps.state.rounds import FIRST, LAST, REPLAY, Rounds
 from asyncps.tensor import updates
 from asyncps.tensor.dtypes import Array, Dtype
 from asyncps.tensor.pool import Bytes, Pool
+from asyncps.tensor.words import Span
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class Rules:
         reduce: "sum" or "mean".
         members: One bit for each rank that a round waits for.
         optimizer: Its name, or None: the sum of a round becomes the value.
-        hyper: Hyper-parameters by version.
+        hyper: Hyper-parameters by version, prepared.
+        multi_precision: Keep f32 weights of f16 and bf16 values.
         rounds: Rounds applied so far.
         waited_s: How long rounds waited for their last contributor, by its rank.
     """
@@ -51,6 +53,7 @@ class Rules:
     hyper: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     rounds: int = 0
     waited_s: dict[int, float] = field(default_factory=dict)
+    multi_precision: bool = False
 
     def hyper_for(self, version: int) -> Mapping[str, Any]:
         """Return the hyper-parameters of a version, or of the next one that is still kept.
@@ -146,16 +149,20 @@ class Unit:
         dtype: Of the stored values.
         buffer: The first value; the unit's from now on.
         pool: Where buffers come from and go back to.
+        spans: The keys that the value is made of, in elements; none for one nameless key.
     """
 
     __slots__ = (
-        "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size", "state",
-        "updates",
+        "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size", "spans",
+        "state", "updates",
     )
 
-    def __init__(self, dtype: Dtype, buffer: Bytes, pool: Pool) -> None:
+    def __init__(
+        self, dtype: Dtype, buffer: Bytes, pool: Pool, spans: Sequence[Span] = ()
+    ) -> None:
         self.dtype = dtype
         self.pool = pool
+        self.spans = spans
         self.size = buffer.nbytes
         self.rounds = Rounds()
         self.current = Version(buffer, 0)
@@ -268,7 +275,13 @@ class Unit:
         if clock < self.rounds.applied:
             self.pool.give(buffer)
         else:
+            self.state.pop(updates.MASTER, None)
             self._publish(buffer, self.current.clock)
+
+    def forget_optimizer(self) -> None:
+        """Drop what an optimizer left behind; the f32 weights are the value's and stay."""
+        self.state = {k: v for k, v in self.state.items() if k == updates.MASTER}
+        self.updates = 0
 
     def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
         accumulator = self.open.pop(clock)
@@ -297,9 +310,10 @@ class Unit:
             values = total.view(self.dtype.sum)
             np.divide(values, accumulator.count, out=values)
         if rules.optimizer is None:
+            self.state.pop(updates.MASTER, None)
             self._publish(self._narrow(total), clock)
         else:
-            self._step(total, clock, rules.optimizer, rules.hyper_for(accumulator.hyper))
+            self._step(total, clock, rules.optimizer, rules, accumulator.hyper)
 
     def _narrow(self, total: Bytes) -> Bytes:
         if self.dtype.narrow is None:
@@ -309,17 +323,19 @@ class Unit:
         self.pool.give(total)
         return stored
 
-    def _step(self, total: Bytes, clock: int, optimizer: str, hyper: Mapping[str, Any]) -> None:
+    def _step(self, total: Bytes, clock: int, optimizer: str, rules: Rules, version: int) -> None:
+        hyper = rules.hyper_for(version)
         updates.check_usable(optimizer, self.dtype, hyper)
         bits = self.dtype.bits
         weights = self.current.buffer.view(bits)
         in_place = not self.current.owed
         buffer = self.current.buffer if in_place else self.pool.take(self.size)
-        self.updates += 1
+        # A step that fails is no update: the next one is counted as this one would have been.
         updates.run(
             optimizer, self.dtype, buffer.view(bits), weights, total.view(self.dtype.sum),
-            self.state, hyper, self.updates,
+            self.state, hyper, self.updates + 1, self.spans, rules.multi_precision,
         )
+        self.updates += 1
         self.pool.give(total)
         if in_place:
             self.current.clock = clock

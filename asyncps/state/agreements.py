@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from asyncps import optim
 from asyncps.config import Config
 from asyncps.errors import (
     ClusterError,
@@ -301,6 +302,13 @@ class Stores:
             return [Answer(call.rank, call.request, error) for call in calls]
         words = calls[0].words
         assert words is not None  # every call of this meeting has words
+        kind = optim.REGISTRY.get(words.name)
+        if kind is not None and kind.whole_keys:
+            try:
+                store.routing.keep_whole()
+            except OptimizerError as refused:
+                error = m.error_to_wire(refused)
+                return [Answer(call.rank, call.request, error) for call in calls]
         install = m.Install(store.number, store.config, words.name, words.hyper)
         return self._command(store, install, [(call.rank, call.request) for call in calls])[1]
 

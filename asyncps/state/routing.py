@@ -20,6 +20,7 @@ from asyncps.errors import (
     ConfigError,
     DtypeMismatch,
     KeyExists,
+    OptimizerError,
     ShapeMismatch,
     TensorError,
     UnknownKey,
@@ -36,6 +37,7 @@ MAX_KEYS = 10**6  # keys of a store: protects the scheduler's memory
 MAX_KEY_BYTES = 1024  # length of a string key: the same
 MAX_DIMENSIONS = 64  # NumPy's own limit
 MAX_UNITS = 1 << 21  # chunks and slabs of a store: the same; 2 TiB in chunks of 1 MiB
+MAX_WHOLE_BYTES = 1 << 30  # of a key that is not cut: it travels as one payload
 OVERLAP = 4  # chunks of a key, so that sending, adding and receiving overlap, while each is at
 #              least about half of chunk_bytes: below, the work for each frame costs more (measured)
 MAX_AWAITED = 8 * 10**6  # (waiter, key) pairs of a store: the same
@@ -151,11 +153,27 @@ class Routing:
         self._waiting_for: dict[Key, set[Waiter]] = {}
         self._awaited = 0
         self._closed = False
+        self._whole = False
 
     @property
     def loads(self) -> tuple[int, ...]:
         """Bytes of each server."""
         return tuple(self._loads)
+
+    def keep_whole(self) -> None:
+        """From now on cut no key: the optimizer needs all of a key in one place.
+
+        Raises:
+            OptimizerError: A key has been cut already.
+        """
+        for key, placed in self._table.items():
+            if len(placed.pieces) > 1:
+                raise OptimizerError(
+                    "the optimizer needs whole keys, and this one was cut into chunks: set the "
+                    "optimizer before the key is made, or chunk_bytes to its size", key=key,
+                    expected="1 chunk",
+                    got=f"{len(placed.pieces)} of up to {self._chunk_bytes} bytes")
+        self._whole = True
 
     def declare(self, keys: list[KeySpec]) -> list[Placement]:
         """Place the keys that are new; all of them or, when one is refused, none.
@@ -282,6 +300,8 @@ class Routing:
 
     def _chunk_step(self, spec: KeySpec) -> int:
         """Return the size of a key's chunks, the last one aside."""
+        if self._whole:
+            return max(size_of(spec), 1)
         edge = EDGE_ELEMENTS * spec.itemsize
         largest = max(1, self._chunk_bytes // edge)  # in edges
         part = -(-size_of(spec) // (OVERLAP * edge))
@@ -294,6 +314,10 @@ class Routing:
         units = self._next_unit
         for spec in new:
             size = size_of(spec)
+            if self._whole and size > MAX_WHOLE_BYTES:
+                raise ConfigError("this key is too large for an optimizer that needs whole keys",
+                                  key=spec.key, expected=f"at most {MAX_WHOLE_BYTES} bytes",
+                                  got=size)
             # A small key opens at most one slab.
             units += 1 if size <= self._small_bytes else -(-size // self._chunk_step(spec))
             if units > MAX_UNITS:

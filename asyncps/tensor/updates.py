@@ -1,96 +1,27 @@
-"""How servers carry out optimizers: one class each, with its state and its fused kernel.
+"""How servers carry out optimizers on stored values.
 
-The registry is keyed by the names of `asyncps.optim`; a new optimizer is one entry in each.
 Values of f16 and bf16 are widened to f32 for the step and rounded once to be stored; their state
-is f32.
+is f32. With a master, the f32 weights are kept beside them, as one more array of the state, and
+the stored value is their rounding.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from asyncps import optim
 from asyncps.errors import OptimizerError
+from asyncps.tensor import custom
 from asyncps.tensor.dtypes import Array, Dtype
-from asyncps_ext import optim as kernels
+from asyncps.tensor.steps import STEPS
+from asyncps.tensor.words import MASTER, Span, Words, prepared
+
+__all__ = ["MASTER", "check_usable", "prepared", "run"]
 
 Hyper = Mapping[str, Any]
-
-
-class Update(Protocol):
-    """One optimizer on a server."""
-
-    integers: bool  # works on integer values
-
-    def state_names(self, hyper: Hyper) -> tuple[str, ...]:
-        """Name the state arrays that a value needs, each of its size, beginning at zero."""
-
-    def step(
-        self, out: Array, w: Array, g: Array, state: dict[str, Array], hyper: Hyper, t: int
-    ) -> None:
-        """Write the next value into `out` (which may be `w`); `t` counts updates from 1."""
-
-
-class TestUpdate:
-    """`w += rescale_grad * g`."""
-
-    __test__ = False
-    integers = True
-
-    def state_names(self, hyper: Hyper) -> tuple[str, ...]:
-        return ()
-
-    def step(
-        self, out: Array, w: Array, g: Array, state: dict[str, Array], hyper: Hyper, t: int
-    ) -> None:
-        kernels.test(out, w, g, hyper["rescale_grad"])
-
-
-class SGDUpdate:
-    """SGD with or without momentum."""
-
-    integers = False
-
-    def state_names(self, hyper: Hyper) -> tuple[str, ...]:
-        return ("momentum",) if hyper["momentum"] else ()
-
-    def step(
-        self, out: Array, w: Array, g: Array, state: dict[str, Array], hyper: Hyper, t: int
-    ) -> None:
-        lr, wd, rescale = hyper["learning_rate"], hyper["wd"], hyper["rescale_grad"]
-        clip = hyper["clip_gradient"]
-        if not hyper["momentum"]:
-            kernels.sgd(out, w, g, lr, wd, rescale, clip)
-            return
-        kernels.sgd_momentum(
-            out, w, g, state["momentum"], lr, hyper["momentum"], wd, rescale, clip,
-            hyper["nesterov"],
-        )
-
-
-class AdamUpdate:
-    """Adam."""
-
-    integers = False
-
-    def state_names(self, hyper: Hyper) -> tuple[str, ...]:
-        return ("mean", "variance")
-
-    def step(
-        self, out: Array, w: Array, g: Array, state: dict[str, Array], hyper: Hyper, t: int
-    ) -> None:
-        beta1, beta2 = hyper["beta1"], hyper["beta2"]
-        rate = hyper["learning_rate"] * math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
-        kernels.adam(
-            out, w, g, state["mean"], state["variance"], rate, beta1, beta2, hyper["epsilon"],
-            hyper["wd"], hyper["rescale_grad"], hyper["clip_gradient"],
-        )
-
-
-UPDATES: dict[str, Update] = {"test": TestUpdate(), "sgd": SGDUpdate(), "adam": AdamUpdate()}
 
 
 def check_usable(name: str, dtype: Dtype, hyper: Hyper) -> None:
@@ -101,7 +32,7 @@ def check_usable(name: str, dtype: Dtype, hyper: Hyper) -> None:
     """
     if dtype.is_float:
         return
-    if not UPDATES[name].integers:
+    if name not in STEPS or not STEPS[name].integers:
         raise OptimizerError(f"{name} cannot update {dtype.name} values",
                              expected="a floating dtype, or the test optimizer", got=dtype.name)
     if hyper["rescale_grad"] != int(hyper["rescale_grad"]):
@@ -111,7 +42,7 @@ def check_usable(name: str, dtype: Dtype, hyper: Hyper) -> None:
 
 def run(
     name: str, dtype: Dtype, out: Array, w: Array, g: Array, state: dict[str, Array],
-    hyper: Hyper, t: int,
+    hyper: Hyper, t: int, spans: Sequence[Span] = (), master: bool = False,
 ) -> None:
     """Carry out one step on stored values.
 
@@ -120,19 +51,57 @@ def run(
         dtype: Of the stored values.
         out: Stored values to write, `dtype.bits`; may be `w`.
         w: Stored values, `dtype.bits`.
-        g: The sum of the round, `dtype.sum`.
+        g: The sum of the round, `dtype.sum`; written over.
         state: State arrays by name, `dtype.sum`; missing ones are made.
-        hyper: Hyper-parameters by canonical name.
+        hyper: Hyper-parameters by canonical name; `words.prepared` ones save time.
         t: How many updates this value has had, this one included.
+        spans: The keys whose elements these are, side by side; none for one nameless key.
+        master: Keep f32 weights of f16 and bf16 values.
+
+    Raises:
+        OptimizerError: The optimizer is gone, or is of the user's own and failed; weights and
+            state are as they were.
     """
-    update = UPDATES[name]
-    for key in update.state_names(hyper):
+    words = prepared(hyper)
+    spans = spans or ((None, 0, w.size),)
+    if dtype.widen is None or dtype.narrow is None:
+        _step(name, dtype, out, w, g, state, words, t, spans)
+        return
+    if not master:
+        wide = np.empty(w.size, dtype.sum)
+        dtype.widen(wide, w)
+        _step(name, dtype, wide, wide, g, state, words, t, spans)
+    else:
+        kept = state.pop(MASTER, None)
+        if kept is None:
+            kept = np.empty(w.size, dtype.sum)
+            dtype.widen(kept, w)
+        wide = kept
+        try:
+            _step(name, dtype, wide, wide, g, state, words, t, spans)
+        finally:
+            state[MASTER] = wide
+    dtype.narrow(out, wide)
+
+
+def _step(
+    name: str, dtype: Dtype, out: Array, w: Array, g: Array, state: dict[str, Array],
+    words: Words, t: int, spans: Sequence[Span],
+) -> None:
+    step = STEPS.get(name)
+    if step is None:
+        custom.step(name, out, w, g, state, words, t, spans)
+        return
+    names = step.state_names(words)
+    for key in names:
         if key not in state:
             state[key] = np.zeros(w.size, dtype.sum)
-    if dtype.widen is None or dtype.narrow is None:
-        update.step(out, w, g, state, hyper, t)
+    each = optim.REGISTRY[name].whole_keys
+    if len(spans) == 1 or not (each or words.per_key):
+        step.step(out, w, g, state, words.at(t, words.factors(spans[0][0])), t)
         return
-    wide = np.empty(w.size, dtype.sum)
-    dtype.widen(wide, w)
-    update.step(wide, wide, g, state, hyper, t)
-    dtype.narrow(out, wide)
+    for begin, end, factors in words.groups(spans, each):
+        step.step(
+            out[begin:end], w[begin:end], g[begin:end],
+            {key: state[key][begin:end] for key in names}, words.at(t, factors), t,
+        )

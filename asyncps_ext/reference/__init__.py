@@ -15,7 +15,19 @@ Unless a function says otherwise:
 from __future__ import annotations
 
 from asyncps_ext.reference import optim, reduce, sparse, sparse_fill, sparse_index, wire
-from asyncps_ext.reference.optim import adam, sgd, sgd_momentum, test
+from asyncps_ext.reference.optim import (
+    adagrad,
+    adam,
+    adamw,
+    ftrl,
+    lamb_direction,
+    rmsprop,
+    rmsprop_centered,
+    sgd,
+    sgd_momentum,
+    squares,
+    test,
+)
 from asyncps_ext.reference.reduce import (
     add,
     add_bf16,
@@ -38,19 +50,25 @@ from asyncps_ext.reference.wire import (
 
 __all__ = [
     "HEADER_SIZE",
+    "adagrad",
     "adam",
+    "adamw",
     "add",
     "add_bf16",
     "add_f16",
     "check_rows",
     "crc32c",
+    "ftrl",
     "gather_rows",
+    "lamb_direction",
     "narrow_bf16",
     "narrow_f16",
     "optim",
     "pack_header",
     "parse_header",
     "reduce",
+    "rmsprop",
+    "rmsprop_centered",
     "scale",
     "scatter_rows",
     "sgd",
@@ -58,6 +76,7 @@ __all__ = [
     "sparse",
     "sparse_fill",
     "sparse_index",
+    "squares",
     "test",
     "widen_bf16",
     "widen_f16",

@@ -62,8 +62,9 @@ def model_nesterov(
 ) -> tuple[Any, ...]:
     one = type(w)(1)
     kept = momentum * m
-    moved = kept - lr * (clipped(rescale * g, clip) + wd * w)
-    return w - kept + (momentum + one) * moved, moved
+    g = clipped(rescale * g, clip)
+    after = w - kept + (momentum + one) * (kept - lr * (g + wd * w))
+    return after, kept - lr * (g + wd * after)
 
 
 def model_adam(
@@ -202,6 +203,12 @@ STEPS: dict[str, tuple[int, tuple[Any, ...]]] = {
     "sgd": (0, (0.1, 1e-4, 0.5, 2.0)),
     "sgd_momentum": (1, (0.1, 0.9, 1e-4, 0.5, 2.0, True)),
     "adam": (2, (0.01, 0.9, 0.999, 1e-8, 1e-4, 0.5, 2.0)),
+    "adamw": (2, (0.01, 0.5, 0.9, 0.999, 1e-8, 1e-4, 0.5, 2.0)),
+    "adagrad": (1, (0.1, 1e-7, 1e-4, 0.5, 2.0)),
+    "rmsprop": (1, (0.1, 0.9, 1e-8, 1e-4, 0.5, 2.0, 1e6)),
+    "rmsprop_centered": (3, (0.1, 0.9, 0.8, 1e-8, 1e-4, 0.5, 2.0, 1e6)),
+    "ftrl": (2, (0.1, 0.01, 1.0, 1e-4, 0.5, 2.0)),
+    "lamb_direction": (2, (0.9, 0.999, 1e-6, 1e-4, 0.1, 0.001, 0.5, 2.0)),
 }
 steps = pytest.mark.parametrize("name", STEPS)
 
@@ -260,7 +267,7 @@ def test_a_step_wants_one_dtype_and_one_length(body: ModuleType, name: str) -> N
 
 
 @BODIES
-@pytest.mark.parametrize("name", ["sgd", "sgd_momentum", "adam"])
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "test"])
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "float16"])
 def test_steps_by_real_numbers_want_floats(body: ModuleType, name: str, dtype: str) -> None:
     states, hyper = STEPS[name]
@@ -294,6 +301,10 @@ def test_arrays_that_overlap_are_refused(body: ModuleType) -> None:
         body.sgd_momentum(g, w, m, w, 0.1, 0.9, 0.0, 1.0, -1.0, False)
     with pytest.raises(ValueError, match="m and v overlap"):
         body.adam(w, w, g, m, m, 0.1, 0.9, 0.999, 1e-8, 0.0, 1.0, -1.0)
+    for name in ("adamw", "ftrl", "lamb_direction", "rmsprop_centered"):
+        states, hyper = STEPS[name]
+        with pytest.raises(ValueError, match=r"\w+ and \w+ overlap"):
+            getattr(body, name)(w, w, g, *[m] * states, *hyper)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint8", "int32", "int64"])

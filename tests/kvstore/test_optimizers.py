@@ -35,8 +35,10 @@ class SGDModel:
         if not self.mu:
             self.w = self.w - self.lr * g
         elif self.nesterov:
-            self.m = self.mu * self.m - self.lr * g
-            self.w = self.w + self.mu * self.m - self.lr * g
+            kept, decay = self.mu * self.m, self.wd * self.w
+            self.w = self.w - kept + (1 + self.mu) * (kept - self.lr * g)
+            # The operator writes the weights first, and takes the decay of those into m.
+            self.m = kept - self.lr * (g - decay + self.wd * self.w)
         else:
             self.m = self.mu * self.m - self.lr * g
             self.w = self.w + self.m

@@ -13,6 +13,7 @@ from asyncps.errors import (
     ConfigError,
     DtypeMismatch,
     KeyExists,
+    OptimizerError,
     ShapeMismatch,
     TensorError,
     UnknownKey,
@@ -383,3 +384,16 @@ def test_every_byte_has_one_place(servers: int, keys: list[tuple[int, str]]) -> 
     small_dtypes = len({p.spec.dtype for p in placements if p.pieces and p.pieces[0].row >= 0})
     largest = max((p.size for pl in placements for p in pl.pieces if p.row < 0), default=0)
     assert max(loads) - min(loads) <= largest + small_dtypes * SLAB
+
+
+def test_whole_keys_are_placed_on_one_server_and_a_cut_key_forbids_them() -> None:
+    routing = Routing(2, 1 << 16, 1 << 16, 1024)
+    routing.keep_whole()
+    (placed,) = routing.declare([KeySpec("big", "float32", (1 << 20,), 4)])
+    assert [piece.size for piece in placed.pieces] == [1 << 22]
+    with pytest.raises(ConfigError, match="too large for an optimizer that needs whole keys"):
+        routing.declare([KeySpec("huge", "float32", (1 << 29,), 4)])
+    cut = Routing(2, 1 << 16, 1 << 16, 1024)
+    cut.declare([KeySpec("big", "float32", (1 << 20,), 4)])
+    with pytest.raises(OptimizerError, match="cut into chunks"):
+        cut.keep_whole()

@@ -8,10 +8,11 @@ from asyncps import errors, optim
 from asyncps.call import Handle
 from asyncps.cluster import LocalCluster, connect, create
 from asyncps.config import Config
-from asyncps.data import SplitSampler
+from asyncps.data import SplitSampler, data_partition, split_and_load
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.later import LATER_NAMES
 from asyncps.localstore import LocalStore
+from asyncps.trainer import Trainer
 
 
 def __getattr__(name: str) -> str:
@@ -31,8 +32,11 @@ __all__ = [
     "LocalCluster",
     "LocalStore",
     "SplitSampler",
+    "Trainer",
     "connect",
     "create",
+    "data_partition",
     "errors",
     "optim",
+    "split_and_load",
 ]

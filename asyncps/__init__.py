@@ -8,11 +8,12 @@ from asyncps import errors, initializer, optim
 from asyncps.call import Handle
 from asyncps.cluster import LocalCluster, connect, create
 from asyncps.config import Config
-from asyncps.data import SplitSampler
+from asyncps.data import SplitSampler, data_partition, split_and_load
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.later import LATER_NAMES
 from asyncps.localstore import LocalStore
 from asyncps.tensor.rowsparse import RowSparse
+from asyncps.trainer import Trainer
 
 
 def __getattr__(name: str) -> str:
@@ -33,9 +34,12 @@ __all__ = [
     "LocalStore",
     "RowSparse",
     "SplitSampler",
+    "Trainer",
     "connect",
     "create",
+    "data_partition",
     "errors",
     "initializer",
     "optim",
+    "split_and_load",
 ]

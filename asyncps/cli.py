@@ -225,6 +225,38 @@ def bench(arguments: tuple[str, ...]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, str(script), *arguments])
 
 
+@cli.group()
+def checkpoint() -> None:
+    """Look at checkpoints."""
+
+
+@checkpoint.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def show(directory: Path) -> None:
+    """Show what the checkpoint in DIRECTORY holds: keys, clocks, optimizer."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from asyncps.tensor.checkpoint import show as read
+
+    entries, meta = read(directory)
+    clocks = {(type(key), key): count for key, count in meta.get("clocks", [])}
+    table = Table("key", "dtype", "shape", "clock")
+    for entry in entries:
+        clock = clocks.get((type(entry.key), entry.key), "")
+        name = repr(entry.key) if entry.state is None else f"  {entry.key!r}: {entry.state}"
+        table.add_row(Text(name), entry.dtype, str(entry.shape),
+                      str(clock) if entry.state is None else "")
+    console = Console(no_color=not _wants_colour(environment()), highlight=False)
+    console.print(table)
+    optimizer = meta.get("optimizer")
+    words = "none" if not optimizer else " ".join(
+        [optimizer["name"], *(f"{name}={value}" for name, value in optimizer["hyper"].items())])
+    console.print(Text(f"store: {meta.get('store', 'unknown')}"), soft_wrap=True)
+    console.print(Text(f"optimizer: {words}"), soft_wrap=True)
+
+
 @cli.command()
 def status() -> NoReturn:
     """Show a running job (not there yet)."""

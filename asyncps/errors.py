@@ -211,6 +211,12 @@ class CodecError(TensorError):
     code = 66
 
 
+class CheckpointError(AsyncPSError):
+    """A checkpoint that could not be written, or that cannot be read."""
+
+    code = 70
+
+
 def _all_classes(root: type[AsyncPSError]) -> dict[int, type[AsyncPSError]]:
     found = {root.code: root}
     for child in root.__subclasses__():

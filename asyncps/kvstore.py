@@ -189,6 +189,11 @@ class KVStore(LaterVerbs):
         """This worker's number on its host, from 0."""
         return self._core.local_rank
 
+    @property
+    def optimizer(self) -> str | None:
+        """The name of the optimizer that the servers run, or None: this worker has set none."""
+        return self._core.client.optimizer
+
     def is_capable(self, capability: str) -> bool:
         """Tell whether the store can do something; "optimizer" is what MXNet asks."""
         return self._core.is_capable(capability)

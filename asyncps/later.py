@@ -8,7 +8,7 @@ from asyncps.errors import NotYetError
 
 # Public names of the design whose issue has not come.
 LATER_NAMES = frozenset({
-    "Communicator", "DistOpt", "JobTicket", "Trainer", "data_partition", "split_and_load", "torch",
+    "Communicator", "DistOpt", "JobTicket", "torch",
 })
 
 
@@ -17,8 +17,8 @@ def refuse(what: str) -> NoReturn:
     raise NotYetError(f"{what} is not there yet; see CHANGELOG.md for what is")
 
 
-class LaterVerbs:
-    """The verbs of a store that are not there yet."""
+class LaterLocalVerbs:
+    """The verbs that no store has yet."""
 
     def row_sparse_pull(self, *_: Any, **__: Any) -> NoReturn:
         """Not there yet."""
@@ -31,6 +31,10 @@ class LaterVerbs:
     def join(self, *_: Any, **__: Any) -> NoReturn:
         """Not there yet."""
         refuse("join")
+
+
+class LaterVerbs(LaterLocalVerbs):
+    """The verbs that a store of a cluster does not have yet."""
 
     def save(self, *_: Any, **__: Any) -> NoReturn:
         """Not there yet."""

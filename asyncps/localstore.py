@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -10,31 +11,21 @@ import numpy as np
 from asyncps import optim
 from asyncps.core import is_capable
 from asyncps.errors import (
+    CheckpointError,
     ClosedError,
+    ConfigError,
     DtypeMismatch,
     OptimizerError,
-    ShapeMismatch,
     TensorError,
     UnknownKey,
 )
-from asyncps.later import LaterVerbs
-from asyncps.tensor import dtypes, updates
-from asyncps.values import Array, Key, as_keys, as_values, host_array, key_spec, merged
+from asyncps.later import LaterLocalVerbs
+from asyncps.localvalues import Hyper, Kind, Value, check_same, describe, restore
+from asyncps.tensor import checkpoint, updates
+from asyncps.values import Array, Key, as_keys, as_values, host_array, merged
 
-_Kind = type[optim.Optimizer]
-
-
-class _Value:
-    """One key: its value and what the optimizer keeps for it."""
-
-    __slots__ = ("array", "dtype", "key", "state", "updates")
-
-    def __init__(self, key: Key, array: Array) -> None:
-        self.key = key
-        self.array = array
-        self.dtype = dtypes.by_name(key_spec(key, array).dtype)
-        self.state: dict[str, Array] = {}
-        self.updates = 0
+Path = str | os.PathLike[str]
+Updater = Callable[[Key, Array, Array], None]
 
 
 class LocalHandle:
@@ -55,7 +46,7 @@ class LocalHandle:
         """Nothing went wrong, or the verb would have raised."""
 
 
-class LocalStore(LaterVerbs):
+class LocalStore(LaterLocalVerbs):
     """A store whose only worker is this process; the verbs mean what they mean in `KVStore`.
 
     Args:
@@ -73,9 +64,10 @@ class LocalStore(LaterVerbs):
     ) -> None:
         self.type = type
         self._reduce = reduce
-        self._values: dict[Key, _Value] = {}
-        self._optimizer: _Kind | None = None
+        self._values: dict[Key, Value] = {}
+        self._optimizer: Kind | None = None
         self._hyper: Mapping[str, Any] = {}
+        self._updater: Updater | None = None
         self._multi_precision = multi_precision
         self._closed = False
         self._rounds = 0
@@ -84,16 +76,16 @@ class LocalStore(LaterVerbs):
         """Initialise keys; one that exists is checked and not changed."""
         self._check_open()
         keys, listed = as_keys(key)
-        made: dict[Key, _Value] = {}
+        made: dict[Key, Value] = {}
         for name, given in zip(keys, as_values(len(keys), value, listed), strict=True):
             first = given[0] if isinstance(given, (list, tuple)) and given else given
             array = host_array(first, name)
-            fresh = _Value(name, array.copy())
+            fresh = Value(name, array.copy())
             if self._reduce == "mean" and not fresh.dtype.is_float:
                 raise DtypeMismatch("the mean of integers", key=name, expected="a float dtype",
                                     got=array.dtype)
             if name in self._values:
-                _same(name, self._values[name].array, array)
+                check_same(name, self._values[name].array, array)
             else:
                 made[name] = fresh
         self._values.update(made)
@@ -106,12 +98,15 @@ class LocalStore(LaterVerbs):
             self._values[name].state.pop(updates.MASTER, None)
 
     def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> LocalHandle:
-        """Replace values by what is pushed, or let the optimizer use it."""
+        """Replace values by what is pushed, or let the optimizer or the updater use it."""
         keys, arrays = self._arrays(key, value)
         for name in keys if self._optimizer is not None else ():
             self._check_usable(name)
         for name, array in zip(keys, arrays, strict=True):
-            self._apply(self._values[name], array)
+            if self._updater is not None:
+                self._updater(name, array.copy(), self._values[name].array)
+            else:
+                self._apply(self._values[name], array)
         self._rounds += 1
         return LocalHandle()
 
@@ -143,13 +138,13 @@ class LocalStore(LaterVerbs):
         return self.pull(key, out, priority)
 
     def set_optimizer(self, optimizer: str | optim.Optimizer, **hyper: Any) -> None:
-        """Let pushes be gradients; state of an earlier optimizer is dropped."""
+        """Let pushes be gradients; state of an earlier optimizer, or an updater, is dropped."""
         self._check_open()
         chosen = optim.resolve(optimizer, hyper)
         self._optimizer, self._hyper = type(chosen), updates.prepared(chosen.hyper)
+        self._updater = None
         for value in self._values.values():
-            value.state = {k: v for k, v in value.state.items() if k == updates.MASTER}
-            value.updates = 0
+            value.forget()
 
     def set_hyperparameters(self, **hyper: Any) -> None:
         """Change some hyper-parameters and keep the optimizer's state."""
@@ -158,6 +153,96 @@ class LocalStore(LaterVerbs):
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
         changed = {**self._hyper, **optim.checked(self._optimizer, hyper)}
         self._hyper = updates.prepared(changed)
+
+    def set_updater(self, updater: Updater | None) -> None:
+        """Let a function make the new values: `updater(key, input, stored)` on each push.
+
+        Args:
+            updater: Changes `stored`, the store's own array, in place; `input` is what was pushed
+                (of several devices the sum), a copy that it may use up. It takes the place of an
+                optimizer, whose state is dropped; None: pushes replace values again. What it
+                raises comes out of `push`; keys before that one have been updated by then.
+        """
+        self._check_open()
+        if updater is not None and not callable(updater):
+            raise ConfigError("an updater is a function of key, input, stored",
+                              got=type(updater).__name__)
+        self._updater, self._optimizer, self._hyper = updater, None, {}
+        for value in self._values.values():
+            value.forget()
+
+    _set_updater = set_updater
+
+    def save(self, directory: Path) -> None:
+        """Write values, what the optimizer keeps, its hyper-parameters and the clocks.
+
+        Args:
+            directory: Where the checkpoint will stand: whole, or not at all; one that stands
+                there is replaced. The form is told in `asyncps.tensor.checkpoint`.
+
+        Raises:
+            CheckpointError: It could not be written; an older one stands as it did.
+        """
+        self._check_open()
+        self._write(directory, {key: value.array for key, value in self._values.items()})
+
+    def load(self, directory: Path) -> None:
+        """Take values, optimizer and clocks from what `save` of any store has written.
+
+        Keys that do not exist are initialised. The checkpoint's optimizer takes the place of this
+        store's; if it has none, this store's stays and starts anew. Nothing has changed if this
+        raises.
+
+        Raises:
+            CheckpointError: It cannot be read, or lacks a key of this store.
+            ShapeMismatch, DtypeMismatch: A key exists here and is different there.
+            OptimizerError: Its optimizer is not known here.
+        """
+        self._check_open()
+        found = checkpoint.read(directory)
+        lacking = [key for key in self._values if key not in found.weights]
+        if lacking:
+            raise CheckpointError("a checkpoint that lacks a key of this store", key=lacking[0],
+                                  got=directory)
+        made = {key: Value(key, array) for key, array in found.weights.items()}
+        for key, value in self._values.items():
+            check_same(key, value.array, made[key].array)
+        known = self._values
+        self._take(found, made)
+        for key, value in known.items():  # in place: an adopted array is the caller's
+            np.copyto(value.array, made[key].array)
+            made[key].array = value.array
+
+    def save_optimizer_states(self, path: Path, dump_optimizer: bool = True) -> None:
+        """Write what the optimizer keeps for each key, without the values.
+
+        Args:
+            path: A checkpoint without weights, written as by `save`.
+            dump_optimizer: As MXNet's; the optimizer's name and hyper-parameters are a few bytes
+                and always written.
+
+        Raises:
+            OptimizerError: There is no optimizer.
+            CheckpointError: As `save`.
+        """
+        self._check_open()
+        if self._optimizer is None:
+            raise OptimizerError("no optimizer is set", expected="set_optimizer first")
+        self._write(path, {})
+
+    def load_optimizer_states(self, path: Path) -> None:
+        """Take optimizer, its hyper-parameters and states from a checkpoint; values stay.
+
+        Raises:
+            OptimizerError: It holds no optimizer, or one that is not known here.
+            CheckpointError: It cannot be read, or its states are not those of this store's keys.
+        """
+        self._check_open()
+        found = checkpoint.read(path)
+        if found.meta.get("optimizer") is None:
+            raise OptimizerError("a checkpoint without an optimizer", got=path)
+        made = {key: Value(key, value.array) for key, value in self._values.items()}
+        self._take(found, made)
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
@@ -182,6 +267,11 @@ class LocalStore(LaterVerbs):
             "sent_bytes": 0, "received_bytes": 0, "queued_bytes": 0, "waited_s": {}, "servers": [],
         }
 
+    @property
+    def optimizer(self) -> str | None:
+        """As `KVStore.optimizer`."""
+        return None if self._optimizer is None else self._optimizer.name
+
     def is_capable(self, capability: str) -> bool:
         """As `KVStore.is_capable`."""
         return is_capable(capability)
@@ -190,17 +280,42 @@ class LocalStore(LaterVerbs):
         """Nobody can be lost."""
         return 0
 
+    def adopt(self, key: Key, array: Array) -> None:
+        """Keep the caller's own array as a key's value, so that updates write into it.
+
+        Args:
+            key: It may exist, then with this dtype and shape; what the optimizer keeps stays.
+            array: C-contiguous and writable; lent until the store is closed.
+        """
+        known = self._values.get(key)
+        if known is None:
+            self._values[key] = Value(key, array)
+        elif known.array is not array:
+            check_same(key, known.array, array)
+            known.array = array
+
+    def _write(self, path: Path, weights: dict[Key, Array]) -> None:
+        states = {key: value.state for key, value in self._values.items()}
+        meta = describe(self.type, self._optimizer, self._hyper, self._values)
+        checkpoint.write(path, weights, states, meta)
+
+    def _take(self, found: checkpoint.Checkpoint, made: dict[Key, Value]) -> None:
+        kind, hyper = restore(found, made)
+        if kind is not None:
+            self._optimizer, self._hyper, self._updater = kind, hyper, None
+        self._values = made
+
     def _arrays(self, key: Any, value: Any) -> tuple[tuple[Key, ...], list[Array]]:
         self._check_open()
         keys, listed = as_keys(key)
         arrays = []
         for name, given in zip(keys, as_values(len(keys), value, listed), strict=True):
             array = merged(given, name)
-            _same(name, self._find(name).array, array)
+            check_same(name, self._find(name).array, array)
             arrays.append(array)
         return keys, arrays
 
-    def _apply(self, value: _Value, gradient: Array) -> None:
+    def _apply(self, value: Value, gradient: Array) -> None:
         if self._optimizer is None:
             value.array = gradient.copy()
             value.state.pop(updates.MASTER, None)
@@ -241,10 +356,10 @@ class LocalStore(LaterVerbs):
                 if not isinstance(target, np.ndarray) or not target.flags.writeable:
                     raise TensorError("out must be a writable NumPy array", key=name,
                                       got=type(target).__name__)
-                _same(name, array, target)
+                check_same(name, array, target)
         return outs
 
-    def _find(self, key: Key) -> _Value:
+    def _find(self, key: Key) -> Value:
         value = self._values.get(key)
         if value is None:
             raise UnknownKey("this key was never initialised", key=key)
@@ -253,12 +368,3 @@ class LocalStore(LaterVerbs):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the store is closed")
-
-
-def _same(key: Key, stored: Array, given: Array) -> None:
-    if stored.dtype != given.dtype:
-        raise DtypeMismatch("a value of another dtype than its key", key=key,
-                            expected=stored.dtype, got=given.dtype)
-    if stored.shape != given.shape:
-        raise ShapeMismatch("a value of another shape than its key", key=key,
-                            expected=stored.shape, got=given.shape)

@@ -23,7 +23,8 @@ SOCKETS = frozenset({"socket", "socketserver", "ssl", "select", "selectors"})
 CLOCKS = frozenset({"time", "random", "secrets"})
 THREADS = frozenset({"threading", "_thread", "concurrent", "multiprocessing", "queue"})
 GPU_LIBRARIES = frozenset({"torch", "cupy"})
-DEPENDENCIES = frozenset({"numpy", "msgspec", "click", "rich", "uvloop", "ml_dtypes"})
+DEPENDENCIES = frozenset({"numpy", "msgspec", "click", "rich", "safetensors", "uvloop",
+                          "ml_dtypes"})
 PICKLES = frozenset({"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"})
 
 
@@ -64,6 +65,8 @@ ROOMS = (
     Room("asyncps.budget", 7.1, WIRE),
     Room("asyncps.call", 7.12, WIRE),
     Room("asyncps.core", 7.15, WIRE),
+    Room("asyncps.localvalues", 7.18, WIRE),
+    Room("asyncps.parameters", 7.18, WIRE),
     Room("asyncps.localstore", 7.2, WIRE),
     Room("asyncps.kvstore", 7.2, WIRE),
     Room("asyncps.embedded", 7.25, frozenset({"asyncps.protocol"})),

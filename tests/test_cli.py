@@ -8,8 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+import asyncps
 from asyncps import cli
 from asyncps.config import Config
 from asyncps.errors import SchedulerLost
@@ -292,3 +294,28 @@ def test_module_runs_as_the_command(processes: ProcessGroup) -> None:
 
 def test_importing_the_main_module_runs_nothing() -> None:
     assert importlib.import_module("asyncps.__main__").main is cli.main
+
+
+def test_checkpoint_show_tells_keys_clocks_and_optimizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with asyncps.create("local") as store:
+        store.init([5, "[red]w"], [np.ones((2, 3), "f4"), np.ones(4, "f2")])
+        store.set_optimizer("sgd", learning_rate=0.5, momentum=0.9)
+        store.push(5, np.ones((2, 3), "f4"))
+        store.save(tmp_path / "c")
+    assert run("checkpoint", "show", str(tmp_path / "c")) == 0
+    words = [line.replace("\u2502", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["5", "float32", "(2,", "3)", "1"] in words
+    assert ["5:", "momentum", "float32", "(6,)"] in words
+    assert ["'[red]w'", "float16", "(4,)", "0"] in words
+    assert ["store:", "local"] in words
+    assert any(line[:3] == ["optimizer:", "sgd", "learning_rate=0.5"] for line in words)
+
+
+def test_checkpoint_show_of_something_else_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("checkpoint", "show", str(tmp_path / "nowhere")) == 1
+    assert "no checkpoint" in error_of(capsys)

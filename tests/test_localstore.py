@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import asyncps
 from asyncps import optim
 from asyncps.errors import (
+    CheckpointError,
+    ConfigError,
     DtypeMismatch,
     KeyExists,
     OptimizerError,
@@ -167,3 +170,113 @@ def test_sizes_0_and_shapes_without_dimensions(store: LocalStore) -> None:
         assert got.shape == shape
         assert np.all(got == 3)
     assert store.pull([]) == []
+
+
+@pytest.mark.parametrize("name", ["_set_updater", "set_updater"])
+def test_k13_an_updater_changes_the_stored_value_in_place(store: LocalStore, name: str) -> None:
+    def updater(key: Any, given: Any, stored: Any) -> None:
+        seen.append(key)
+        stored += given * 2
+        given[:] = -99  # it is the updater's own
+
+    seen: list[Any] = []
+    keys = [3, "3", 7]
+    store.init(keys, [np.ones(SHAPE, "f4") * 4] * 3)
+    getattr(store, name)(updater)
+    mine = np.ones(SHAPE, "f4")
+    store.push(3, mine)
+    assert np.all(store.pull(3) == 6)
+    assert np.all(mine == 1)
+    store.push(keys, [[np.ones(SHAPE, "f4") for _ in range(4)]] * 3)
+    outs = [[np.zeros(SHAPE, "f4") for _ in range(4)] for _ in keys]
+    store.pull(keys, out=outs)
+    for expected, devices in zip((14, 12, 12), outs, strict=True):
+        assert all(np.all(out == expected) for out in devices)
+    assert seen == [3, 3, "3", 7]
+    assert [type(key) for key in seen[1:]] == [int, str, int]
+
+
+def test_updater_and_optimizer_take_each_others_place(store: LocalStore) -> None:
+    store.init("w", np.ones(3, "f4"))
+    store.set_optimizer("sgd", lr=1, momentum=0.5)
+    store.push("w", np.ones(3, "f4"))
+    store.set_updater(lambda key, given, stored: np.copyto(stored, given * 10))
+    assert store.optimizer is None
+    store.push("w", np.ones(3, "f4"))
+    assert store.pull("w").tolist() == [10] * 3
+    store.set_optimizer("sgd", lr=1, momentum=0.5)
+    store.push("w", np.ones(3, "f4"))
+    assert store.pull("w").tolist() == [9] * 3  # without the momentum of before
+    store.set_updater(None)
+    store.push("w", np.ones(3, "f4"))
+    assert store.pull("w").tolist() == [1] * 3
+    with pytest.raises(ConfigError, match="function"):
+        store.set_updater(5)  # type: ignore[arg-type]
+
+
+def pushes(store: LocalStore, turns: range) -> None:
+    for turn in turns:
+        rng = np.random.default_rng(turn)
+        store.push([5, "5"], [rng.standard_normal(9).astype("f4"),
+                              rng.standard_normal((2, 2)).astype("f2")])
+
+
+def initialised() -> LocalStore:
+    store = asyncps.create("local")
+    assert isinstance(store, LocalStore)
+    store.init([5, "5"], [np.ones(9, "f4"), np.ones((2, 2), "f2")])
+    return store
+
+
+def test_a_saved_store_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    whole, first = initialised(), initialised()
+    for store in (whole, first):
+        store.set_optimizer("adam", lr=0.5)
+    pushes(whole, range(6))
+    pushes(first, range(3))
+    first.save(tmp_path / "step-3")
+    fresh = asyncps.create("local")
+    again = initialised()
+    for store in (fresh, again):
+        store.load(tmp_path / "step-3")
+        assert store.optimizer == "adam"
+        pushes(store, range(3, 6))
+        for one, two in zip(store.pull([5, "5"]), whole.pull([5, "5"]), strict=True):
+            assert one.tobytes() == two.tobytes()
+
+
+def test_optimizer_states_are_saved_and_loaded_alone(tmp_path: Path) -> None:
+    one, two = initialised(), initialised()
+    one.set_optimizer("adam", lr=0.5)
+    pushes(one, range(3))
+    with pytest.raises(OptimizerError, match="no optimizer"):
+        two.save_optimizer_states(tmp_path / "s")
+    one.save_optimizer_states(tmp_path / "s", dump_optimizer=False)
+    two.load_optimizer_states(tmp_path / "s")
+    assert two.pull(5).tolist() == [1] * 9
+    two.assign([5, "5"], one.pull([5, "5"]))
+    for store in (one, two):
+        pushes(store, range(3, 5))
+    assert one.pull(5).tobytes() == two.pull(5).tobytes()
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    other = asyncps.create("local")
+    other.init([5, "5"], [np.ones(8, "f4"), np.ones((2, 2), "f2")])
+    other.save(tmp_path / "another shape")
+    other = asyncps.create("local")
+    other.init(5, np.zeros(9, "f4"))
+    other.save(tmp_path / "lacks a key")
+    store = initialised()
+    store.set_optimizer("sgd", lr=0.5, momentum=0.5)
+    pushes(store, range(2))
+    before = store.pull([5, "5"])
+    for kind, name in ((ShapeMismatch, "another shape"), (CheckpointError, "lacks a key"),
+                       (CheckpointError, "is not there")):
+        with pytest.raises(kind):
+            store.load(tmp_path / name)
+    with pytest.raises(OptimizerError, match="without an optimizer"):
+        store.load_optimizer_states(tmp_path / "another shape")
+    for one, two in zip(before, store.pull([5, "5"]), strict=True):
+        assert one.tobytes() == two.tobytes()
+    assert store.optimizer == "sgd"

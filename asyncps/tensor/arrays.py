@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from asyncps.errors import ConfigError
 
-__all__ = ["array_module", "to_host"]
+__all__ = ["array_module", "from_host", "to_host"]
 
 _DEVICES = ("auto", "cpu", "gpu")
 
@@ -69,6 +69,25 @@ def to_host(x: object) -> NDArray[Any]:
     if array.dtype.hasobject:
         raise TypeError(f"to_host: expected an array of numbers, got {type(x).__name__}")
     return array
+
+
+def from_host(target: object, host: NDArray[Any]) -> None:
+    """Write a host array into ``target``, wherever that lives.
+
+    Args:
+        target: a writable array of NumPy or CuPy.
+        host: of the same dtype and shape.
+
+    Raises:
+        TypeError: ``target`` is neither.
+    """
+    if isinstance(target, np.ndarray):
+        np.copyto(target, host)
+    elif type(target).__module__.partition(".")[0] == "cupy":
+        target[...] = importlib.import_module("cupy").asarray(host)  # type: ignore[index]
+    else:
+        raise TypeError(f"from_host: expected an array of NumPy or CuPy, got"
+                        f" {type(target).__name__}")
 
 
 def _find_cupy() -> ModuleType | str:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from asyncps.errors import DtypeMismatch, ShapeMismatch, TensorError
 from asyncps.initializer import Initializer
-from asyncps.tensor import firstrows, updates
+from asyncps.tensor import firstrows, steps, updates
 from asyncps.tensor.dtypes import Array, Dtype
 from asyncps.tensor.rowblocks import BLOCK_BYTES, RowBlocks
 from asyncps.tensor.rowsparse import checked_shape
@@ -280,7 +280,7 @@ class Table:
         return list(cut.spans(first, stop, max(self._rows_at_once(), 1)))
 
     def _needed(self, step: Step) -> tuple[str, ...]:
-        return updates.UPDATES[step.name].state_names(step.hyper)
+        return steps.STEPS[step.name].state_names(step.hyper)
 
     # ------------------------------------------------------------------------------------ the slots
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncps.errors import ConfigError
-from asyncps.tensor.arrays import array_module, to_host
+from asyncps.tensor.arrays import array_module, from_host, to_host
 
 
 class DeviceArray:
@@ -111,3 +111,19 @@ def test_a_gpu_array_is_copied_to_the_host(cupy):
 def test_something_that_is_no_array_is_an_error():
     with pytest.raises(TypeError, match="expected an array of numbers, got DeviceQueue"):
         to_host(type("DeviceQueue", (), {})())
+
+
+def test_host_values_are_written_to_where_the_target_lives(cupy):
+    class Target(DeviceArray):
+        def __setitem__(self, where, value):
+            self.values[where] = value.values
+
+    Target.__module__ = "cupy._core.core"
+    cupy.asarray = DeviceArray
+    target, here = Target(np.zeros(3)), np.zeros((3, 2))
+    from_host(target, np.arange(3.0))
+    from_host(here[:, 1], np.arange(3.0))
+
+    assert target.values.tolist() == here[:, 1].tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match="NumPy or CuPy, got list"):
+        from_host([1, 2], np.arange(2.0))

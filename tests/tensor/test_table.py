@@ -13,7 +13,7 @@ import pytest
 from asyncps import optim
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError
 from asyncps.initializer import Constant, Normal, One, Uniform, Zero
-from asyncps.tensor import updates
+from asyncps.tensor import steps, updates
 from asyncps.tensor.dtypes import NAMES, by_name, numpy_dtype
 from asyncps.tensor.sparsesum import SparseSum
 from asyncps.tensor.table import RANGE_ROWS, Step, Table
@@ -106,7 +106,7 @@ def dense_twin(
     width, chosen = table.width, which if how.lazy else np.arange(len(w))
     g = np.zeros_like(w, table.dtype.sum)
     g[which] = sums.reshape(-1, width)
-    for name in updates.UPDATES[how.name].state_names(how.hyper):
+    for name in steps.STEPS[how.name].state_names(how.hyper):
         state.setdefault(name, np.zeros_like(g))
     some = {name: array[chosen].reshape(-1) for name, array in state.items()}
     part = w[chosen].reshape(-1)

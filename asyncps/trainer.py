@@ -1,0 +1,390 @@
+"""Trainer: an optimizer over a set of parameters, carried out by a store or here; as Gluon's."""
+
+from __future__ import annotations
+
+import copy
+import math
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from asyncps import optim
+from asyncps.cluster import create
+from asyncps.errors import CheckpointError, ConfigError, OptimizerError, TensorError
+from asyncps.kvstore import AsyncKVStore
+from asyncps.later import refuse
+from asyncps.localstore import LocalStore, Path
+from asyncps.parameters import Parameter, parameters_of
+from asyncps.tensor import checkpoint
+from asyncps.values import Key
+
+_LOCAL = frozenset({"local", "device"})
+_SYNC = frozenset({"dist", "dist_sync", "dist_sync_device", "dist_device_sync"})
+# Each push is applied as it comes, so there is no sum that could be handed back.
+_ASYNC = frozenset({"dist_async", "dist_async_device", "dist_ssp"})
+_WITHOUT_OPTIMIZER = frozenset({"p3", "allreduce", "horovod"})
+
+# Values up to this size travel together, as the store keeps them together (`small_key_bytes`).
+_SMALL_BYTES = 32 * 1024
+
+
+def update_on_store(
+    kind: str | None, wanted: bool | None = None, *, sparse_gradient: bool = False
+) -> bool:
+    """Decide where updates happen: on the store, or at each worker with the summed gradient.
+
+    Args:
+        kind: The store's type, or None without a store.
+        wanted: What the user asked for; None leaves it to the type.
+        sparse_gradient: Some gradient is row-sparse.
+
+    Returns:
+        True for the store.
+
+    Raises:
+        ConfigError: The type cannot do what was asked for, or is none.
+    """
+    if kind is not None and kind not in _LOCAL | _SYNC | _ASYNC | _WITHOUT_OPTIMIZER:
+        raise ConfigError("unknown store type", got=repr(kind), expected=", ".join(
+            sorted(_LOCAL | _SYNC | _ASYNC | _WITHOUT_OPTIMIZER)))
+    able = kind is not None and kind not in _WITHOUT_OPTIMIZER
+    if wanted and not able:
+        raise ConfigError(f"update_on_kvstore with {kind or 'no store'}: nobody there can update",
+                          expected=False, got=True)
+    if wanted is False and kind in _ASYNC:
+        raise ConfigError(f"update_on_kvstore with {kind}: there is no sum to update with",
+                          expected=True, got=False)
+    if wanted is False and sparse_gradient:
+        raise ConfigError("update_on_kvstore with sparse gradients", expected=True, got=False)
+    return able if wanted is None else wanted
+
+
+class Trainer:
+    """Applies an optimizer to parameters, with gradients summed over devices and workers.
+
+    Args:
+        params: A dict or list of anything with `data` and `grad`: an array, or a list of arrays of
+            several local devices. Weights are written in place, into NumPy or CuPy arrays. The keys
+            of a dict, or the places in a list, are the keys in the store, and their order is the
+            order of the layers: parameter i has priority -i, and all values of at most 32 KiB
+            travel together, as the first of them. `grad_req = "null"` says that a parameter stays
+            as it is.
+        optimizer: A name or an Optimizer, which is copied.
+        optimizer_params: Hyper-parameters by name. `rescale_grad` is multiplied by 1/batch_size.
+        kvstore: A store type, a store made by `asyncps.create`, or None. As in Gluon, the names
+            "local" and "device" make no store when there is one device and
+            `update_on_kvstore` is not True. A store that is made here is closed by `close`, or at
+            the end of the process.
+        update_on_kvstore: Where the optimizer runs; None means on the store if it can. Otherwise
+            gradients are summed, under keys of their own, and every worker updates.
+        compression_params: Not there yet.
+
+    All workers make the trainer, with the same words: when it is made the store has the optimizer,
+    and every worker the same weights. They are rank 0's or, where the store holds these keys
+    already (a script that begins again, a store that was loaded), the store's. Gluon does this at
+    the first step; then the first gradients would be those of other weights.
+
+    Raises:
+        ConfigError, TensorError, OptimizerError: An argument that cannot be right.
+        NotYetError: compression_params; a store type that is not there yet.
+    """
+
+    def __init__(
+        self, params: Any, optimizer: str | optim.Optimizer,
+        optimizer_params: dict[str, Any] | None = None, kvstore: Any = "device",
+        update_on_kvstore: bool | None = None, compression_params: dict[str, Any] | None = None,
+    ) -> None:
+        if compression_params is not None:
+            refuse("compression_params")
+        self._parameters = parameters_of(params)
+        # Schedules, multipliers and the like are shared with the caller's; the numbers are not.
+        self._optimizer = copy.copy(optim.resolve(optimizer, optimizer_params or {}))
+        self._optimizer.hyper = dict(self._optimizer.hyper)
+        self._scale = float(self._optimizer.hyper.get("rescale_grad", 1.0))
+        devices = self._parameters[0].devices if self._parameters else 1
+        if isinstance(kvstore, str) and kvstore in _LOCAL and devices == 1:
+            kvstore = kvstore if update_on_kvstore else None
+        if isinstance(kvstore, AsyncKVStore):
+            raise ConfigError("a trainer needs a blocking store", expected="asyncps.create",
+                              got=kvstore)
+        kind = kvstore if kvstore is None or isinstance(kvstore, str) else kvstore.type
+        self._on_store = update_on_store(kind, update_on_kvstore)
+        self._mine = create(kvstore) if isinstance(kvstore, str) else None
+        self._store = kvstore if self._mine is None else self._mine
+        self._distributed = self._store is not None and self._store.num_workers > 1
+        self._local: list[LocalStore] = []  # what updates each device here
+        try:
+            self._begin(devices)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        where = "the store" if self._on_store else "the worker"
+        return f"<Trainer of {len(self._parameters)} parameters: {self._optimizer} on {where}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._mine is not None:
+            self._mine.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Close the store if this trainer has made it; a store that was handed in stays open."""
+        if self._mine is not None:
+            self._mine.close()
+
+    @property
+    def kvstore(self) -> Any:
+        """The store, or None."""
+        return self._store
+
+    @property
+    def update_on_kvstore(self) -> bool:
+        """Whether the optimizer runs on the store."""
+        return self._on_store
+
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """The optimizer with the hyper-parameters of now; changing it changes nothing."""
+        return self._optimizer
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate.
+
+        Raises:
+            OptimizerError: The optimizer has none.
+        """
+        if "learning_rate" not in self._optimizer.hyper:
+            raise OptimizerError(f"{self._optimizer.name} has no learning rate")
+        return self._optimizer.hyper["learning_rate"]
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Change the learning rate, wherever the optimizer runs; what it keeps stays.
+
+        All workers call this between the same two steps.
+        """
+        self._change(learning_rate=lr)
+
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Sum the gradients, update the weights, and return when they are there.
+
+        Args:
+            batch_size: The examples behind each worker's gradient: the update scales the sum by
+                1/batch_size. It may differ from step to step; in one step all workers must give
+                the same one. The sum is over all workers: a mean over them is asked for by
+                batch size times workers.
+            ignore_stale_grad: Parameters without a gradient (`grad` is None) are left alone;
+                where there are several workers they count as zeros, since the others wait.
+
+        Raises:
+            ConfigError: A parameter has no gradient, or a batch size that cannot be right.
+            ShapeMismatch, DtypeMismatch: A gradient that does not fit; nothing was sent.
+            Disagreement: Workers changed their batch size to different ones.
+        """
+        self._forget_stand_ins()
+        chosen = self._chosen(ignore_stale_grad)
+        self._set_batch_size(batch_size)
+        if self._store is not None:
+            self._exchange(chosen)
+        if not self._on_store:
+            self._update(chosen)
+        self._forget_stand_ins()
+
+    def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
+        """Sum the gradients over devices and workers in place, for a change before `update`.
+
+        Raises:
+            ConfigError: Updates happen on the store, so there are no sums here.
+        """
+        self._check_here("allreduce_grads")
+        self._forget_stand_ins()
+        if self._store is not None:
+            self._exchange(self._chosen(ignore_stale_grad))
+
+    def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Update the weights with the gradients as they are, after `allreduce_grads`.
+
+        Args:
+            batch_size: As in `step`.
+            ignore_stale_grad: As in `step`.
+
+        Raises:
+            ConfigError: Updates happen on the store.
+        """
+        self._check_here("update")
+        chosen = self._chosen(ignore_stale_grad)
+        self._set_batch_size(batch_size)
+        self._update(chosen)
+        self._forget_stand_ins()
+
+    def save_states(self, path: Path) -> None:
+        """Write what the optimizer keeps, and its hyper-parameters.
+
+        Args:
+            path: A directory in the form of a checkpoint; an old one is replaced in one step. All
+                workers call this; where updates happen here, each writes the same.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        (self._store if self._on_store else self._local[0]).save_optimizer_states(path)
+
+    def load_states(self, path: Path) -> None:
+        """Take optimizer states and hyper-parameters from what `save_states` has written.
+
+        Raises:
+            OptimizerError: They are another optimizer's.
+            CheckpointError: They cannot be read, or are not those of these parameters.
+        """
+        told = checkpoint.show(path)[1].get("optimizer")
+        if not isinstance(told, dict) or not isinstance(told.get("hyper"), dict):
+            raise CheckpointError("a checkpoint without an optimizer", got=path)
+        if told.get("name") != self._optimizer.name:
+            raise OptimizerError("states of another optimizer", expected=self._optimizer.name,
+                                 got=told.get("name"))
+        for store in [self._store] if self._on_store else self._local:
+            store.load_optimizer_states(path)
+        self._optimizer.hyper.update(optim.checked(type(self._optimizer), told["hyper"]))
+
+    # ---- inside ----
+
+    def _begin(self, devices: int) -> None:
+        """Give the optimizer to who runs it, and all devices of all workers the same weights."""
+        parameters = self._parameters
+        if self._store is not None:
+            if self._on_store:
+                self._store.set_optimizer(self._optimizer)
+            weights = [parameter.read_weights() for parameter in parameters]
+            keys = [parameter.key for parameter in parameters]
+            if keys:
+                self._store.broadcast(keys, [each[0] for each in weights], weights)
+                for parameter in parameters:
+                    parameter.put_weights()
+        if self._on_store:
+            return
+        if self._store is not None:
+            if getattr(self._store, "optimizer", None) is not None:
+                raise ConfigError("update_on_kvstore=False on a store that has an optimizer",
+                                  expected="a store of another name", got=self._store.optimizer)
+            learning = [parameter for parameter in parameters if not parameter.fixed]
+            if learning:
+                self._store.init(
+                    [self._key(each) for each in learning],
+                    [np.zeros(each.shape, each.dtype) for each in learning],
+                )
+        for _ in range(devices):
+            local = LocalStore("local")
+            local.set_optimizer(self._optimizer)
+            self._local.append(local)
+        for parameter in parameters:
+            if not parameter.fixed:
+                for local, weight in zip(self._local, parameter.weights(), strict=True):
+                    local.adopt(parameter.key, weight)
+
+    def _key(self, parameter: Parameter) -> Key:
+        """The key that a parameter's gradients travel under.
+
+        Not the weights' own: a worker that comes later would take the last sum for its weights.
+        """
+        return parameter.key if self._on_store else f"{parameter.key!r}/grad"
+
+    def _check_here(self, verb: str) -> None:
+        if self._on_store:
+            raise ConfigError(f"{verb} when updates happen on the store",
+                              expected="update_on_kvstore=False", got=True)
+
+    def _set_batch_size(self, batch_size: float) -> None:
+        try:
+            size = float(batch_size)
+        except (TypeError, ValueError):
+            size = math.nan
+        if not (math.isfinite(size) and size > 0):
+            raise ConfigError("batch_size is a number above 0", got=repr(batch_size))
+        scale = self._scale / size
+        if self._optimizer.hyper.get("rescale_grad", 1.0) != scale:
+            self._change(rescale_grad=scale)
+
+    def _change(self, **hyper: float) -> None:
+        checked = optim.checked(type(self._optimizer), hyper)
+        for store in [self._store] if self._on_store else self._local:
+            store.set_hyperparameters(**checked)
+        self._optimizer.hyper.update(checked)
+
+    def _chosen(self, ignore_stale_grad: bool) -> list[Parameter]:
+        """Return the parameters of this step, each with a gradient that fits."""
+        chosen = []
+        for parameter in self._parameters:
+            if parameter.fixed:
+                continue
+            if not parameter.has_gradient():
+                if not ignore_stale_grad:
+                    raise TensorError(
+                        "a parameter has no gradient", key=parameter.key,
+                        expected="a gradient since the last step, or ignore_stale_grad=True")
+                if not self._distributed:
+                    continue
+                parameter.stand_in_zeros()
+            chosen.append(parameter)
+        for parameter in chosen:
+            parameter.check_gradient()
+        return chosen
+
+    def _forget_stand_ins(self) -> None:
+        for parameter in self._parameters:
+            parameter.stand_in = None
+
+    def _exchange(self, chosen: list[Parameter]) -> None:
+        """Push all gradients, and pull weights or sums; first layers first."""
+        places = {
+            each.key: each.weights() if self._on_store else each.gradient_places()
+            for each in chosen
+        }
+        order = {each.key: -index for index, each in enumerate(self._parameters)}
+        small = [each for each in chosen if each.nbytes <= _SMALL_BYTES]
+        groups = [[each] for each in chosen if each.nbytes > _SMALL_BYTES]
+        groups += [small] if small else []
+        groups.sort(key=lambda group: -order[group[0].key])
+        handles = [
+            self._store.pushpull(
+                [self._key(each) for each in group], [each.gradients() for each in group],
+                out=[places[each.key] for each in group], priority=order[group[0].key],
+                async_op=len(groups) > 1,  # a lone call is quicker when it blocks
+            )
+            for group in groups
+        ]
+        if len(groups) > 1:
+            _wait_for_all(handles)
+        for each in chosen:
+            if self._on_store:
+                each.put_weights()
+            else:
+                each.put_gradients()
+
+    def _update(self, chosen: list[Parameter]) -> None:
+        """Run the optimizer here, on each device's weights with that device's gradient."""
+        for each in chosen:
+            for local, weight, gradient in zip(
+                self._local, each.read_weights(), each.gradients(), strict=True
+            ):
+                local.adopt(each.key, weight)
+                local.push(each.key, gradient)
+            each.put_weights()
+
+
+def _wait_for_all(handles: list[Any]) -> None:
+    """Wait for all, though one fails: until then arrays are being written."""
+    failed: Exception | None = None
+    for handle in handles:
+        try:
+            handle.wait()
+        except Exception as error:  # noqa: BLE001 - it is raised when all have ended
+            failed = failed or error
+    if failed is not None:
+        raise failed

@@ -172,7 +172,8 @@ class LocalStore(LaterVerbs):
         self._check_open()
         return {
             "type": self.type, "rank": 0, "keys": len(self._values), "rounds": self._rounds,
-            "sent_bytes": 0, "received_bytes": 0, "queued_bytes": 0, "waited_s": {}, "servers": [],
+            "sent_bytes": 0, "received_bytes": 0, "queued_bytes": 0, "queued_frames": 0,
+            "unanswered": 0, "budget_used_bytes": 0, "waited_s": {}, "waiting_s": {}, "servers": [],
         }
 
     def is_capable(self, capability: str) -> bool:

@@ -16,6 +16,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "token": ("secret", "secret"), "job": ("j", "j"), "bind": ("h:1-2", "h:1-2"),
     "advertise": ("h", "h"), "interface": ("lo", "lo"), "loop": ("asyncio", "asyncio"),
     "on_worker_lost": ("fail", "fail"), "log_level": ("DEBUG", "DEBUG"),
+    "metrics_host": ("h", "h"),
 }  # fmt: skip
 
 

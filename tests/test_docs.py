@@ -18,6 +18,7 @@ import pytest
 import asyncps
 from asyncps import config, errors
 from asyncps.cli import cli
+from asyncps.observe.metrics import FAMILIES
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Kind
 from asyncps_ext import wire
@@ -143,6 +144,16 @@ def test_launching_lists_every_option() -> None:
         for option in cli.commands[name].params:
             if isinstance(option, click.Option):
                 assert f"`{max(option.opts, key=len)}" in text, (name, option.opts)
+
+
+def test_observing_lists_every_option_and_every_metric() -> None:
+    text = read("docs/observing.md")
+    for name in ("status", "doctor"):
+        for option in cli.commands[name].params:
+            if isinstance(option, click.Option):
+                assert f"`{max(option.opts, key=len)}" in text, (name, option.opts)
+    listed = {found.removesuffix("_total") for found in re.findall(r"`(asyncps_\w+)`", text)}
+    assert listed == set(FAMILIES)
 
 
 # ---------------------------------------------------------------------------------------- settings

@@ -157,6 +157,15 @@ class Routing:
         """Bytes of each server."""
         return tuple(self._loads)
 
+    @property
+    def waiting(self) -> int:
+        """How many calls wait until rank 0 has initialised their keys."""
+        return len(self._waits)
+
+    def __len__(self) -> int:
+        """Return how many keys there are."""
+        return len(self._table)
+
     def declare(self, keys: list[KeySpec]) -> list[Placement]:
         """Place the keys that are new; all of them or, when one is refused, none.
 

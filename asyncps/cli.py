@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -72,6 +73,8 @@ def _role_options(command: Command) -> Command:
         click.option("--advertise", metavar="HOST", help="Address told to the others."),
         click.option("--loop", type=click.Choice(["uvloop", "asyncio"]), help="Event loop."),
         click.option("--log-level", type=_LOG_LEVELS, help="Level of the role's own log."),
+        click.option("--metrics-port", type=int,
+                     help="Serve Prometheus metrics there; 0: any, the log says which."),
     ]
     return functools.reduce(lambda made, option: option(made), reversed(options), command)
 
@@ -122,7 +125,8 @@ def worker(
     if not command:
         raise ConfigError("worker needs a command",
                           expected="asyncps worker [OPTIONS] -- python train.py ...")
-    given = {f"ASYNCPS_{name.upper()}": value for name, value in options.items() if value}
+    given = {f"ASYNCPS_{name.upper()}": value for name, value in options.items()
+             if value is not None}
     optional = {"ASYNCPS_TOKEN": config.token, "ASYNCPS_LOCAL_RANK": config.local_rank}
     env = {
         **without_cluster(environ),
@@ -258,12 +262,47 @@ def show(directory: Path) -> None:
 
 
 @cli.command()
-def status() -> NoReturn:
-    """Show a running job (not there yet)."""
-    raise NotYetError("status is not there yet")
+@click.option("--scheduler", metavar="HOST:PORT",
+              help="Where the job is; default: ASYNCPS_SCHEDULER.")
+@click.option("--pid", type=int, metavar="PID",
+              help="Take address, job and token from this process, or from one below it.")
+@click.option("--job", help="The name of the job; default: ASYNCPS_JOB.")
+@click.option("--watch", type=float, metavar="SECONDS", help="Look again and again, until Ctrl-C.")
+@click.option("--timeout", type=float, default=5.0, show_default=True, metavar="SECONDS",
+              help="How long one look may take.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a look, on one line.")
+@click.pass_obj
+def status(
+    environ: dict[str, str], /, scheduler: str | None, pid: int | None, job: str | None,
+    watch: float | None, timeout: float, as_json: bool,
+) -> None:
+    """Show a running job: who is there, who is missing, who is waited for.
+
+    The token comes from ASYNCPS_TOKEN. The exit code is 1 when the scheduler does not answer.
+    """
+    from asyncps.observe.display import show_status
+    from asyncps.observe.status import environment_of
+
+    if pid is not None:
+        environ = {**without_cluster(environ), **environment_of(pid)}
+    config = Config.from_env(environ, scheduler=scheduler, job=job)
+    show_status(config, watch_s=watch, timeout_s=timeout, as_json=as_json)
 
 
 @cli.command()
-def doctor() -> NoReturn:
-    """Show what this machine offers (not there yet)."""
-    raise NotYetError("doctor is not there yet")
+@click.option("--json", "as_json", is_flag=True, help="Plain data.")
+@click.pass_obj
+def doctor(environ: dict[str, str], /, as_json: bool) -> int:
+    """Show what this machine offers, what is missing, and how to get it.
+
+    The exit code is 0 when all that is needed is there, else 1.
+    """
+    from asyncps.observe import doctor as examination
+    from asyncps.observe.display import show
+
+    findings = examination.examine(environ)
+    if as_json:
+        click.echo(json.dumps(examination.as_data(findings), indent=2))
+    else:
+        show(*examination.tables(findings))
+    return 0 if examination.is_complete(findings) else 1

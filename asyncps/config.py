@@ -72,6 +72,14 @@ class Config:
         "ASYNCPS_IMPORT",
     )
     log_level: str = _setting("INFO", "", "level of the roles' own log", "ASYNCPS_LOG_LEVEL")
+    metrics_port: int | None = _setting(
+        None, "port", "serve Prometheus metrics there; 0 is any, the log says which",
+        "ASYNCPS_METRICS_PORT",
+    )
+    metrics_host: str = _setting(
+        "127.0.0.1", "host", "where metrics are served; there is no token: who gets there reads",
+        "ASYNCPS_METRICS_HOST",
+    )
 
     rendezvous_s: float = _setting(
         120.0, "s", "joining the cluster; then RendezvousTimeout", "ASYNCPS_RENDEZVOUS_S"
@@ -143,6 +151,9 @@ class Config:
         if self.role and self.rank is not None and not 0 <= self.rank < total[self.role]:
             raise ConfigError(f"rank of this {self.role} is out of range",
                               expected=f"0 to {total[self.role] - 1}", got=self.rank)
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ConfigError("metrics_port is out of range", expected="0 to 65535",
+                              got=self.metrics_port)
         if not 0 <= self.poll_us <= 10_000:
             raise ConfigError("poll_us is out of range", expected="0 to 10000", got=self.poll_us)
         for item in dataclasses.fields(self):

@@ -249,25 +249,30 @@ class Core:
         """Plain numbers of this worker and of all servers."""
         self._check_open()
         servers = await self.worker.statistics(self.client)
-        links = self.worker.links
+        mine = self.worker.report()
         waited: dict[int, float] = {}
+        waiting: dict[int, float] = {}
         for server in servers:
+            for wait in server.waits:
+                waiting[wait.rank] = max(wait.seconds, waiting.get(wait.rank, 0.0))
             for rank, seconds in server.waited_s.items():
                 waited[rank] = waited.get(rank, 0.0) + seconds
         return {
             "type": self.type,
             "rank": self.rank,
             "keys": len(self.client.keys),
-            "sent_bytes": sum(link.sent_bytes for link in links),
-            "received_bytes": sum(link.received_bytes for link in links),
-            "queued_bytes": sum(link.outbox.queued_bytes for link in links),
-            "unanswered": sum(len(link.unanswered) for link in links),
+            "sent_bytes": mine.sent_bytes,
+            "received_bytes": mine.received_bytes,
+            "queued_bytes": mine.queued_bytes,
+            "queued_frames": mine.queued_frames,
+            "unanswered": mine.requests,
             "budget_used_bytes": self.budget.used,
             "rounds": sum(server.rounds for server in servers),
             "waited_s": waited,
+            "waiting_s": waiting,
             "servers": [
-                {name: getattr(server, name) for name in server.__struct_fields__}
-                for server in servers
+                {"rank": rank, **{name: getattr(server, name) for name in SERVER_NUMBERS}}
+                for rank, server in enumerate(servers)
             ],
         }
 
@@ -293,6 +298,13 @@ class Core:
     ) -> Call:
         listed = isinstance(keys, (list, tuple))
         return Call(self.worker, self.client, op, plan, outgoing, incoming, priority, listed)
+
+
+# What `statistics` tells of each server; whom it waits for is summed up in `waiting_s`.
+SERVER_NUMBERS = (
+    "received_bytes", "sent_bytes", "queued_bytes", "queued_frames", "rounds", "units",
+    "value_bytes", "parked", "waited_s",
+)
 
 
 def is_capable(capability: str) -> bool:

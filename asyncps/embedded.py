@@ -69,6 +69,7 @@ def embedded_config(settings: Config, servers: int, workers: int) -> Config:
         role=None, rank=None, num_servers=servers, num_workers=workers,
         scheduler="127.0.0.1:0", token=secrets.token_hex(16), job="embedded", bind=None,
         advertise=None, interface=None,
+        metrics_port=None,  # many roles in one process, and whoever runs it has statistics()
         poll_us=0,  # its loop shares the interpreter with the user's threads
     )
 

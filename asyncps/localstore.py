@@ -20,7 +20,7 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.later import LaterLocalVerbs
-from asyncps.localvalues import Hyper, Kind, Value, check_same, describe, restore
+from asyncps.localvalues import Kind, Value, check_same, describe, restore
 from asyncps.tensor import checkpoint, updates
 from asyncps.values import Array, Key, as_keys, as_values, host_array, merged
 
@@ -264,7 +264,8 @@ class LocalStore(LaterLocalVerbs):
         self._check_open()
         return {
             "type": self.type, "rank": 0, "keys": len(self._values), "rounds": self._rounds,
-            "sent_bytes": 0, "received_bytes": 0, "queued_bytes": 0, "waited_s": {}, "servers": [],
+            "sent_bytes": 0, "received_bytes": 0, "queued_bytes": 0, "queued_frames": 0,
+            "unanswered": 0, "budget_used_bytes": 0, "waited_s": {}, "waiting_s": {}, "servers": [],
         }
 
     @property

@@ -24,7 +24,7 @@ CLOCKS = frozenset({"time", "random", "secrets"})
 THREADS = frozenset({"threading", "_thread", "concurrent", "multiprocessing", "queue"})
 GPU_LIBRARIES = frozenset({"torch", "cupy"})
 DEPENDENCIES = frozenset({"numpy", "msgspec", "click", "rich", "safetensors", "uvloop",
-                          "ml_dtypes"})
+                          "ml_dtypes", "prometheus_client"})
 PICKLES = frozenset({"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"})
 
 
@@ -47,7 +47,9 @@ ROOMS = (
     Room("asyncps_ext", 0, ASYNCIO),
     Room("asyncps.errors", 1.0, ASYNCIO),
     Room("asyncps.config", 1.1, ASYNCIO),
+    Room("asyncps.observe.endpoint", 1.15, ASYNCIO),
     Room("asyncps.observe.metrics", 1.2, ASYNCIO),
+    Room("asyncps.observe.tables", 1.2, ASYNCIO),
     Room("asyncps.observe.trace", 1.2, ASYNCIO),
     Room("asyncps.observe", 1.3, ASYNCIO),  # only its __init__: status has a floor of its own
     Room("asyncps.initializer", 1.5, ASYNCIO | SOCKETS),
@@ -76,6 +78,8 @@ ROOMS = (
     Room("asyncps.integrations", 8),
     Room("asyncps.launch", 8),
     Room("asyncps.observe.status", 8),
+    Room("asyncps.observe.display", 8.1),
+    Room("asyncps.observe.doctor", 8.1),
     Room("asyncps", 8.5, WIRE),  # only its __init__, the face: public names from floors 1 to 8
     Room("asyncps.cli", 9.0),
     Room("asyncps.__main__", 9.1),

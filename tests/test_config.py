@@ -17,6 +17,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "advertise": ("h", "h"), "interface": ("lo", "lo"), "loop": ("asyncio", "asyncio"),
     "on_worker_lost": ("fail", "fail"), "log_level": ("DEBUG", "DEBUG"),
     "imports": ("mine,yours", "mine,yours"),
+    "metrics_host": ("h", "h"),
 }  # fmt: skip
 
 

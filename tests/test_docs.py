@@ -18,6 +18,7 @@ import pytest
 import asyncps
 from asyncps import config, errors
 from asyncps.cli import cli
+from asyncps.observe.metrics import FAMILIES
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Kind
 from asyncps_ext import wire
@@ -63,7 +64,7 @@ def words_after(words: list[str], *first: str) -> list[str] | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["README.md", "docs/kvstore.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/kvstore.md", "docs/mxnet.md"])
 def test_python_blocks_run_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     for begin, source in blocks(read(name), "python"):
@@ -143,6 +144,16 @@ def test_launching_lists_every_option() -> None:
         for option in cli.commands[name].params:
             if isinstance(option, click.Option):
                 assert f"`{max(option.opts, key=len)}" in text, (name, option.opts)
+
+
+def test_observing_lists_every_option_and_every_metric() -> None:
+    text = read("docs/observing.md")
+    for name in ("status", "doctor"):
+        for option in cli.commands[name].params:
+            if isinstance(option, click.Option):
+                assert f"`{max(option.opts, key=len)}" in text, (name, option.opts)
+    listed = {found.removesuffix("_total") for found in re.findall(r"`(asyncps_\w+)`", text)}
+    assert listed == set(FAMILIES)
 
 
 # ---------------------------------------------------------------------------------------- settings

@@ -29,7 +29,7 @@ _MAGIC = b"ASYNCPS\0"
 _VERDICT = struct.Struct("<H254s")
 HELLO_BYTES = _HELLO.size
 
-ROLE_NUMBERS = {"scheduler": 1, "server": 2, "worker": 3, "launcher": 4}
+ROLE_NUMBERS = {"scheduler": 1, "server": 2, "worker": 3, "launcher": 4, "observer": 5}
 _ROLE_NAMES = {number: name for name, number in ROLE_NUMBERS.items()}
 
 

@@ -10,13 +10,16 @@ from typing import Any
 import msgspec
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
-
-Key = int | str
-
-
-class Message(msgspec.Struct, array_like=True):
-    """Base of all control messages. Nobody changes one that was made."""
-
+from asyncps.protocol.base import Key as Key
+from asyncps.protocol.base import Member as Member
+from asyncps.protocol.base import Message as Message
+from asyncps.protocol.observing import AskReport as AskReport
+from asyncps.protocol.observing import AskStatus as AskStatus
+from asyncps.protocol.observing import JobStatus as JobStatus
+from asyncps.protocol.observing import NodeStatus as NodeStatus
+from asyncps.protocol.observing import Report as Report
+from asyncps.protocol.observing import StoreStatus as StoreStatus
+from asyncps.protocol.observing import Wait as Wait
 
 # ---- membership -----------------------------------------------------------------------------
 
@@ -30,18 +33,6 @@ class Join(Message, tag=1):
 
     role: str
     rank: int | None
-    incarnation: int
-    host: str
-    port: int
-    hostname: str
-    pid: int
-
-
-class Member(msgspec.Struct, frozen=True, array_like=True):
-    """One row of the member table."""
-
-    role: str
-    rank: int
     incarnation: int
     host: str
     port: int
@@ -288,6 +279,8 @@ class ServerStatistics(Message, tag=63):
     value_bytes: int
     parked: int
     waited_s: dict[int, float]
+    queued_frames: int
+    waits: list[Wait]
 
 
 AnyMessage = (
@@ -295,6 +288,7 @@ AnyMessage = (
     | OpenStore | StoreOpened
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
+    | AskReport | Report | AskStatus | JobStatus
 )
 
 _encoder = msgspec.msgpack.Encoder()

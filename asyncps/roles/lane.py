@@ -114,6 +114,7 @@ class Lanes:
 
     Attributes:
         lock: Held by the one thread that uses them; see `shortcut`.
+        sent_bytes: Of whole frames, so far; also `received_bytes`.
     """
 
     def __init__(self, node: Node) -> None:
@@ -126,6 +127,7 @@ class Lanes:
         self._closed = False
         self._busy = False  # a thread may be looking at a socket by its number
         self._guard = threading.Lock()  # of `_busy` and `_closed`, and while sockets are closed
+        self.sent_bytes = self.received_bytes = 0
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -213,12 +215,14 @@ class Lanes:
         try:
             send_parts(lane.sock, parts, size)
             sent = True
+            self.sent_bytes += size
             look_s = lane.bet.expect()
             while True:
                 header, table, payload = lane.receive(look_s)
                 if header.request == number:
                     break  # an older one came late, and somebody has had it over the loop
             lane.bet.came()
+            self.received_bytes += HEADER_SIZE + len(table) + len(payload)
         except (OSError, RemoteProtocolError) as error:
             if sent and isinstance(error, BlockingIOError):
                 lane.bet.lost()

@@ -53,6 +53,7 @@ class Node:
         incarnation: Once joined.
         members: Everybody, once the cluster is complete.
         failure: Why the cluster cannot go on, if so.
+        report: Makes what this node says of itself when an observer asks.
     """
 
     def __init__(self, config: Config, role: str, network: Network, spawn: Spawn) -> None:
@@ -68,6 +69,7 @@ class Node:
         self.failure: AsyncPSError | None = None
         self.on_failure: list[Callable[[AsyncPSError], None]] = []
         self.on_message: Callable[[AnyMessage, int], bool] = lambda message, request: False
+        self.report: Callable[[], messages.Report] | None = None
         self.shutdown = asyncio.Event()
         self._complete = asyncio.Event()
         self._place = ("", 0)
@@ -230,8 +232,18 @@ class Node:
             self._ended = True
             self.link.expect_close()
             self.shutdown.set()
+        elif isinstance(message, messages.AskReport):
+            self._tell_report()
         elif not self.on_message(message, request):
             log.warning("a message out of place from the scheduler: %s", type(message).__name__)
+
+    def _tell_report(self) -> None:
+        """Say how this node is; whatever is wrong with that must not end its work."""
+        if self.report is not None:
+            try:
+                self.link.tell(self.report(), self.incarnation)
+            except Exception:
+                log.exception("no report of %s %d", self.role, self.rank)
 
     def complete(self) -> None:
         """The member table has been taken in: `join` may return."""

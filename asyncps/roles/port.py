@@ -19,6 +19,7 @@ from asyncps.protocol import messages
 from asyncps.protocol.frames import MAX_ROWS, Flag, Header, Kind
 from asyncps.protocol.messages import AnyMessage, UnitSpec
 from asyncps.roles.keeper import Keeper, Target, typed
+from asyncps.roles.reporting import late, traffic
 from asyncps.tensor import dtypes
 from asyncps.tensor.pool import Bytes
 from asyncps.transport.connection import Connection
@@ -230,13 +231,12 @@ class WorkerPort:
 
     def _statistics(self, keeper: Keeper) -> messages.ServerStatistics:
         ports = [*self.server.ports.values(), *self.server.lanes.values()]
-        live = [port.connection for port in ports if port.connection is not None]
+        received, sent, queued = traffic(ports)
         return messages.ServerStatistics(
-            sum(p.received_before for p in ports) + sum(c.received for c in live),
-            sum(p.sent_before for p in ports) + sum(c.sent for c in live),
-            sum(p.outbox.queued_bytes for p in ports),
+            received, sent, queued,
             keeper.rules.rounds, len(keeper.units), keeper.value_bytes,
             sum(len(p.parked) for p in ports), dict(keeper.rules.waited_s),
+            sum(len(p.outbox) for p in ports), late({0: keeper}, self._now()),
         )
 
     def _store(self, number: int) -> Keeper:

@@ -12,6 +12,8 @@ from typing import Any
 from asyncps import optim
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, ConfigError
+from asyncps.observe.endpoint import Endpoint
+from asyncps.roles.metering import start_metrics
 from asyncps.roles.runtime import loop_factory
 from asyncps.roles.scheduler import Scheduler
 from asyncps.roles.server import Server
@@ -64,6 +66,7 @@ async def _main(config: Config) -> None:
 
         running: list[asyncio.Task[Any]] = []
         role: Scheduler | Server
+        metrics: Endpoint | None = None
         kind = Scheduler if config.role == "scheduler" else Server
         role = kind(config, TcpNetwork(), spawn)
         this = asyncio.current_task()
@@ -73,10 +76,15 @@ async def _main(config: Config) -> None:
             await role.start()
             if isinstance(role, Scheduler):
                 print(f"asyncps scheduler listening on {_where(config, role.port)}", flush=True)
+            numbers = role.status if isinstance(role, Scheduler) else role.report
+            rank = 0 if isinstance(role, Scheduler) else role.node.rank
+            metrics = start_metrics(config, config.role or "", rank, numbers)
             await role.run()
         except AsyncPSError as error:
             failure = error
         finally:
+            if metrics is not None:
+                metrics.close()
             await role.close()
             for task in running:
                 task.cancel()

@@ -86,6 +86,10 @@ class Scheduler:
         for sink in list(self._sinks.values()):
             sink.connection.close()
 
+    def status(self) -> messages.JobStatus:
+        """Return the job as it is known now."""
+        return self._state.status(self._loop.time())
+
     # ---- connections ----
 
     def connection_ready(self, connection: Connection) -> _Sink:
@@ -134,6 +138,9 @@ class Scheduler:
             if isinstance(instruction, Send):
                 sink = self._sinks.get(instruction.link)
                 if sink is not None and sink.connection.ready:
+                    if sink.observes and not sink.connection.writable:
+                        sink.connection.abort()  # it asks and does not read: no memory for that
+                        continue
                     frame = control_frame(instruction.message, instruction.request, 0)
                     sink.connection.send([frame], len(frame))
             elif isinstance(instruction, Close):
@@ -157,7 +164,7 @@ class Scheduler:
             if now - beat >= self.config.heartbeat_s:
                 beat = now
                 for sink in list(self._sinks.values()):
-                    if sink.connection.ready:
+                    if sink.connection.ready and not sink.observes:
                         sink.connection.send([frame], len(frame))
             self._carry_out(self._state.tick(now))
 
@@ -169,6 +176,7 @@ class _Sink:
         self._scheduler = scheduler
         self._number = number
         self.connection = connection
+        self.observes = connection.peer is not None and connection.peer.role == "observer"
 
     def begin(self, header: Header, table: memoryview) -> memoryview | None:
         """There are no payloads here."""

@@ -6,6 +6,7 @@ carried out by `keeper`; this module moves bytes and errors.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from asyncps.protocol import messages
 from asyncps.protocol.frames import HEADER_SIZE, Kind
 from asyncps.protocol.handshake import LANE
 from asyncps.protocol.messages import AnyMessage, Install, Members
+from asyncps.roles import reporting
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.port import WorkerPort
@@ -60,6 +62,7 @@ class Server:
         self.config = config
         self.node = Node(config, "server", network, spawn)
         self.node.on_message = self._take
+        self.node.report = self.report
         self.pool = Pool(_POOL_BYTES)
         self.keepers: dict[int, Keeper] = {}
         self.ports: dict[int, WorkerPort] = {}
@@ -167,6 +170,10 @@ class Server:
             self.node.link.tell(answer, self.node.incarnation, request)
             return True
         return False
+
+    def report(self) -> messages.Report:
+        """Say how this server is."""
+        return reporting.of_server(self, asyncio.get_running_loop().time())
 
     def left(self, rank: int) -> None:
         """A worker has left for good: rounds no longer wait for it."""

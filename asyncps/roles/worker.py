@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, ClosedError, ConfigError, DeadlineExceeded
+from asyncps.observe.endpoint import Endpoint
 from asyncps.protocol import messages
 from asyncps.protocol.messages import (
     AnyMessage,
@@ -19,9 +20,11 @@ from asyncps.protocol.messages import (
     StoreConfig,
     UnitSpec,
 )
+from asyncps.roles import reporting
 from asyncps.roles.client import Client
 from asyncps.roles.deadlines import Deadlines, cut, take_back
 from asyncps.roles.lane import Lanes
+from asyncps.roles.metering import start_metrics
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import RemoteUnit
@@ -53,12 +56,14 @@ class Worker:
         self._polling = Polling(config.poll_us * 1e-6) if polls else None
         self.node = Node(config, "worker", network, spawn)
         self.node.on_failure.append(self._failed)
+        self.node.report = self.report
         self.links: list[Link] = []
         self.clients: dict[str, Client] = {}
         self.lanes = Lanes(self.node)
         self._asked: dict[
             tuple[type, int], tuple[messages.Message, asyncio.Future[AnyMessage] | None]
         ] = {}
+        self._metrics: Endpoint | None = None
         self._closed = False
 
     async def start(self) -> None:
@@ -80,6 +85,7 @@ class Worker:
                 lambda: self._closed or node.failure is not None,
             )
             node.spawn(deadlines.watch(), f"deadlines of {link.name} at worker {node.rank}")
+        self._metrics = start_metrics(self.config, "worker", node.rank, self.report)
 
     async def close(self) -> None:
         """Leave for good."""
@@ -97,6 +103,8 @@ class Worker:
         self._closed = True
         for client in self.clients.values():
             client.closed = True
+        if self._metrics is not None:
+            self._metrics.close()
         self.lanes.close()
         error = ClosedError("the store is closed")
         for link in self.links:
@@ -108,6 +116,10 @@ class Worker:
         links = [self.node.link, *self.links]
         found = [link.connection.socket() for link in links if link.connection is not None]
         return [sock for sock in found if sock is not None] + self.lanes.sockets()
+
+    def report(self) -> messages.Report:
+        """Say how this worker is."""
+        return reporting.of_worker(self)
 
     def whom_we_wait_for(self) -> str:
         """Name the servers that owe an answer, for messages."""

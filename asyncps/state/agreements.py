@@ -103,6 +103,11 @@ class Meeting:
             self._broken.append((range(came, furthest), rank))
         return complete, broken
 
+    def missing(self) -> list[tuple[int, list[int], int]]:
+        """Return each open generation, who has not come to it, and how many have."""
+        return [(generation, sorted(self._members - {call.rank for call in calls}), len(calls))
+                for generation, calls in self._open.items()]
+
     def _take_if_complete(self, generation: int) -> list[Call] | None:
         calls = self._open[generation]
         if len(calls) < len(self._members):
@@ -219,6 +224,23 @@ class Stores:
             if rank == 0:
                 actions += [Answer(*waiter, error) for waiter in store.routing.close()]
         return actions
+
+    def summaries(self) -> list[m.StoreStatus]:
+        """Describe every store for observers."""
+        return [m.StoreStatus(store.number, store.name, store.config.type, len(store.routing))
+                for store in self._by_number.values()]
+
+    def missing(self) -> list[tuple[tuple[int, str, int], list[int], int]]:
+        """Return what some workers wait for others for: (store, what, generation), whom, how many.
+        """
+        found = []
+        for store in self._by_number.values():
+            for what, meeting in (("barrier", store.barrier), ("optimizer", store.optimizer)):
+                for generation, ranks, count in meeting.missing():
+                    found.append(((store.number, what, generation), ranks, count))
+            if store.routing.waiting:
+                found.append(((store.number, "init", 0), [0], store.routing.waiting))
+        return found
 
     def _store(self, number: int) -> _Store:
         store = self._by_number.get(number)

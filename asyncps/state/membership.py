@@ -14,7 +14,7 @@ from asyncps.errors import (
     RemoteProtocolError,
     StaleIncarnation,
 )
-from asyncps.protocol.messages import Join, Lost, Member, Message
+from asyncps.protocol.messages import Join, Lost, Member, Message, Report
 
 MAX_REQUESTS = 4096  # kept or pending requests of one node: protects the scheduler's memory
 MAX_NAME = 1024  # characters of a host name that a node tells: the same
@@ -138,6 +138,8 @@ class Node:
     prepared_owed: int = 0  # Members sent over this link and not answered with Prepared yet
     lost: Lost | None = None  # what the others were told of its loss
     answers: Answers = field(default_factory=Answers)
+    report: Report | None = None  # what it said of itself, for observers
+    reported: float = 0.0
 
     @property
     def role(self) -> str:

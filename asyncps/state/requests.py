@@ -46,6 +46,11 @@ class UnitTrack:
         self._applied_rows: list[int] | None = None
         self._waiting: dict[int, tuple[int, Rows]] = {}
 
+    @property
+    def furthest(self) -> int:
+        """The last clock that any row was pushed at."""
+        return self._clock if self._clocks is None else max(self._clocks, default=0)
+
     def grow(self, rows: int) -> None:
         """Take note that the slab has more rows now; new ones begin at clock 0."""
         extra = rows - self.rows

@@ -160,6 +160,15 @@ class Routing:
         """Bytes of each server."""
         return tuple(self._loads)
 
+    @property
+    def waiting(self) -> int:
+        """How many calls wait until rank 0 has initialised their keys."""
+        return len(self._waits)
+
+    def __len__(self) -> int:
+        """Return how many keys there are."""
+        return len(self._table)
+
     def keep_whole(self) -> None:
         """From now on cut no key: the optimizer needs all of a key in one place.
 

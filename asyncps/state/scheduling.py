@@ -29,12 +29,14 @@ from asyncps.state.membership import (
     Standing,
     Stop,
 )
+from asyncps.state.overview import Overview
 
 __all__ = ["Close", "Instruction", "Log", "SchedulerState", "Send", "Stop"]
 
 GRACE_S = 5.0  # for survivors of a loss to say what they saw, for servers to finish
 LATE_S = 1.0  # ticks come 4 times a second: after such a gap we were away ourselves
 SPARE_LINKS = 64  # links beyond one old and one new of each node (launchers, unnamed, refused)
+MAX_OBSERVERS = 16  # of the spare links: observers never keep a node out
 MAX_REASON = 1000  # characters of a reason that is told on
 
 
@@ -42,7 +44,7 @@ MAX_REASON = 1000  # characters of a reason that is told on
 class _Link:
     number: int
     role: str
-    opened: float
+    opened: float  # an observer's: when it asked last
     node: Node | None = None
 
 
@@ -68,6 +70,7 @@ class SchedulerState:
         self._ending_at = 0.0  # since when the job has failed, or all workers have left
         self._said_ranks = False
         self._outbox = Outbox()
+        self._overview = Overview(config, now, self._membership, self._stores)
 
     def opened(self, link: int, role: str, now: float) -> list[Instruction]:
         """A connection was proven to be of this job and role."""
@@ -75,8 +78,11 @@ class SchedulerState:
             return []
         if link in self._links:
             raise ValueError(f"link {link} is open already")
-        if role not in ("worker", "server", "launcher"):
+        if role not in ("worker", "server", "launcher", "observer"):
             return [Close(link, "this role does not speak to the scheduler")]
+        observers = sum(other.role == "observer" for other in self._links.values())
+        if role == "observer" and observers >= MAX_OBSERVERS:
+            return [Close(link, "too many observers")]
         if len(self._links) >= self._max_links:
             return [Close(link, "too many connections")]
         self._links[link] = _Link(link, role, now)
@@ -128,8 +134,11 @@ class SchedulerState:
             return []
         for link in list(self._links.values()):
             late = now - link.opened > self._config.handshake_s
-            if late and link.node is None and link.role != "launcher":
+            if late and link.role == "observer":
+                self._close(link.number, "it asks nothing")
+            elif late and link.node is None and link.role != "launcher":
                 self._close(link.number, "it did not join")
+        self._overview.watch(now)
         if self._failure is None and self._shutdown is None:
             overdue = self._membership.overdue(now)
             for node, reason in overdue:
@@ -141,16 +150,27 @@ class SchedulerState:
                     + self._membership.describe_absence()))
         return self._settle()
 
+    def status(self, now: float) -> m.JobStatus:
+        """Return the job as observers see it."""
+        phase = ("failed" if self._failure is not None
+                 else "ending" if self._shutdown is not None
+                 else "running" if self._running else "joining")
+        return self._overview.status(phase, self._failure, now)
+
     def _dispatch(self, peer: _Link, request: int, acked: int, message: m.Message) -> None:
         node = peer.node
         if peer.role == "launcher" and isinstance(message, m.Died):
             self._membership.check_place(message.role, message.rank)
             self._outbox.put(Send(peer.number, request, m.Done()))
             self._die(message)
+        elif peer.role == "observer" and isinstance(message, m.AskStatus) and request > 0:
+            self._observe(peer, request)
         elif node is None and isinstance(message, m.Join) and message.role == peer.role:
             self._join(peer, request, acked, message)
         elif node is None:
             raise _out_of_place(peer.role, message)
+        elif isinstance(message, m.Report):
+            self._overview.take(node, message, self._now)
         elif not isinstance(message, m.Done | m.ErrorInfo | m.Prepared):
             self._request(node, request, acked, message)
         elif node.role != "server":
@@ -164,6 +184,13 @@ class SchedulerState:
                 if isinstance(message, m.ErrorInfo) and not message.host:
                     message = msgspec.structs.replace(message, host=node.host)
                 self._carry_out(self._stores.answered(node.rank, request, message))
+
+    def _observe(self, peer: _Link, request: int) -> None:
+        """Tell an observer what is known now, and have the nodes asked for its next question."""
+        peer.opened = self._now
+        self._outbox.put(Send(peer.number, request, self.status(self._now)))
+        for node in self._overview.to_ask(self._now):
+            self._outbox.tell(node, m.AskReport())
 
     def _request(self, node: Node, request: int, acked: int, message: m.Message) -> None:
         if request <= 0 or acked > request:

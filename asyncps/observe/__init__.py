@@ -1,0 +1,1 @@
+"""Seeing what a job does: its status, metrics, and what this machine offers."""

@@ -1,0 +1,23 @@
+"""What messages of several sorts are made of."""
+
+from __future__ import annotations
+
+import msgspec
+
+Key = int | str
+
+
+class Message(msgspec.Struct, array_like=True):
+    """Base of all control messages. Nobody changes one that was made."""
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One row of the member table."""
+
+    role: str
+    rank: int
+    incarnation: int
+    host: str
+    port: int
+    hostname: str
+    pid: int

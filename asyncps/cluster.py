@@ -27,23 +27,30 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOCAL_TYPES = ("local", "device")
-DIST_TYPES = ("dist", "dist_sync")
-LATER_TYPES = (
-    "dist_async", "dist_ssp", "allreduce", "horovod", "dist_sync_device", "dist_device_sync",
-    "dist_async_device", "p3",
-)
+# What users may say, and what it means. MXNet's device types say where values of several local
+# devices are summed; ours are summed on the host.
+_MEANS = {
+    "dist": "dist_sync", "dist_sync": "dist_sync", "dist_async": "dist_async",
+    "dist_ssp": "dist_ssp", "dist_sync_device": "dist_sync", "dist_device_sync": "dist_sync",
+    "dist_async_device": "dist_async",
+}
+DIST_TYPES = tuple(_MEANS)
+LATER_TYPES = ("allreduce", "horovod", "p3")
 
 
 def create(type: str = "local", *, name: str = "default", **options: Any) -> KVStore | LocalStore:
     """Return a store.
 
     Args:
-        type: "local" or "device" (this process only), "dist_sync" or "dist" (a cluster: the one
-            that the environment names, or without one an embedded scheduler and server in this
-            process, so that the same script runs alone).
+        type: "local" or "device" (this process only); "dist_sync" or "dist" (rounds in step),
+            "dist_async" (each push is applied when it comes) or "dist_ssp" (so too, but no worker
+            is more than `staleness` clocks ahead of the slowest; 0 is dist_sync), with MXNet's
+            spellings of them: a cluster, the one that the environment names, or without one an
+            embedded scheduler and server in this process, so that the same script runs alone.
         name: Stores of one name are one store for all workers.
         options: order="arrival" (add as contributions come) or "rank" (bit-identical from run to
-            run); reduce="sum" or "mean"; settings of `asyncps.config.Config` by name.
+            run), in dist_sync; reduce="sum" or "mean"; staleness=0, in dist_ssp; settings of
+            `asyncps.config.Config` by name.
 
     Raises:
         ConfigError: An unknown store type or option; the known ones are listed.
@@ -67,7 +74,7 @@ class connect:
     """Open a store on the running loop: `async with asyncps.connect("dist_sync") as store`.
 
     Args:
-        type: "dist_sync" or "dist".
+        type: As in `create`, but not a local one.
         name: As in `create`.
         options: As in `create`.
 
@@ -326,18 +333,22 @@ def _checked(
         raise ConfigError("unknown order", expected="arrival or rank", got=repr(order))
     if reduce not in ("sum", "mean"):
         raise ConfigError("unknown reduce", expected="sum or mean", got=repr(reduce))
-    if options.pop("staleness", 0) != 0:
-        raise NotYetError("staleness above 0 is not there yet", expected="0")
+    kind = _MEANS.get(type, type)
+    staleness = options.pop("staleness", 0)
+    if not isinstance(staleness, int) or isinstance(staleness, bool) or staleness < 0:
+        raise ConfigError("staleness is a number of clocks", expected="0, 1, 2, ...",
+                          got=repr(staleness))
+    if staleness and kind != "dist_ssp":
+        raise ConfigError(f"a {type} store has no staleness", expected="dist_ssp", got=staleness)
     if options.pop("multi_precision", False):
         raise NotYetError("multi_precision is not there yet", expected="False")
     _refuse_unknown(options, ("order", "reduce", "staleness", "multi_precision"))
     settings = base.replace(**options) if base else Config.from_env(**options)
-    kind = "dist_sync" if type == "dist" else type
-    if kind == "dist_sync" and settings.role not in (None, "worker"):
+    if kind not in LOCAL_TYPES and settings.role not in (None, "worker"):
         raise ConfigError(f"this process is a {settings.role}; start that role by "
                           f"python -m asyncps {settings.role}", expected="a worker",
                           got=settings.role)
-    return kind, agreement(kind, order, reduce), settings
+    return kind, agreement(kind, order, reduce, staleness), settings
 
 
 def _refuse_unknown(options: dict[str, Any], others: tuple[str, ...]) -> None:

@@ -110,6 +110,7 @@ class StoreConfig(msgspec.Struct, frozen=True, array_like=True):
     type: str
     order: str
     reduce: str
+    staleness: int = 0  # dist_ssp: how many clocks a worker may be ahead of the slowest
 
 
 class OpenStore(Message, tag=20):

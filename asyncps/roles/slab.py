@@ -8,7 +8,7 @@ small (a setting, 256 KiB), so both copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -18,6 +18,8 @@ from asyncps.roles.unit import Accumulator, Unit, Version
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
 
+MakeUnit = Callable[[Dtype, Bytes, Pool], Unit]
+
 
 class Slab:
     """The rows of one slab.
@@ -25,6 +27,7 @@ class Slab:
     Args:
         dtype: Of all its values.
         pool: Where buffers come from.
+        make: Makes a unit of a dtype, its first value and the pool.
 
     Attributes:
         sizes: Bytes of each row.
@@ -33,9 +36,10 @@ class Slab:
         rows: One unit a row while they do not.
     """
 
-    __slots__ = ("dtype", "offsets", "pool", "rows", "sizes", "whole")
+    __slots__ = ("_make", "dtype", "offsets", "pool", "rows", "sizes", "whole")
 
-    def __init__(self, dtype: Dtype, pool: Pool) -> None:
+    def __init__(self, dtype: Dtype, pool: Pool, make: MakeUnit = Unit) -> None:
+        self._make = make
         self.dtype = dtype
         self.pool = pool
         self.sizes: list[int] = []
@@ -111,14 +115,14 @@ class Slab:
                 row.old or row.parked or row.open or row.failed
                 or row.updates != first.updates
                 or row.state.keys() != first.state.keys()
-                or not row.rounds.agrees_with(first.rounds)
+                or not row.agrees_with(first)
             ):
                 return False
         buffer = self.pool.take(self.size)
         for begin, row in zip(self.offsets, self.rows, strict=False):
             buffer[begin : begin + row.size] = row.current.buffer
-        whole = Unit(self.dtype, buffer, self.pool)
-        whole.rounds = first.rounds.copy()
+        whole = self._make(self.dtype, buffer, self.pool)
+        whole.adopt(first)
         whole.updates = first.updates
         whole.current.clock = first.current.clock
         for row in self.rows:
@@ -129,13 +133,13 @@ class Slab:
         return True
 
     def _unit(self, values: Bytes) -> Unit:
-        return Unit(self.dtype, values.copy(), self.pool)
+        return self._make(self.dtype, values.copy(), self.pool)
 
     def _row_of(self, whole: Unit, begin: int, size: int) -> Unit:
         """Cut one row out of the unit of all."""
         end = begin + size
         row = self._unit(whole.current.buffer[begin:end])
-        row.rounds = whole.rounds.copy()
+        row.adopt(whole)
         row.current.clock, row.current.owed = whole.current.clock, whole.current.owed
         for version in whole.old:
             older = Version(version.buffer[begin:end].copy(), version.clock)

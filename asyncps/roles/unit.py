@@ -38,6 +38,8 @@ class Rules:
         order: "arrival" adds contributions as they come, "rank" in rank order.
         reduce: "sum" or "mean".
         members: One bit for each rank that a round waits for.
+        bound: 0 for rounds in step; else pushes are applied as they come, and this is how many
+            clocks a worker may be ahead of the slowest, None for any number.
         optimizer: Its name, or None: the sum of a round becomes the value.
         hyper: Hyper-parameters by version.
         rounds: Rounds applied so far.
@@ -47,6 +49,7 @@ class Rules:
     order: str
     reduce: str
     members: int
+    bound: int | None = 0
     optimizer: str | None = None
     hyper: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     rounds: int = 0
@@ -201,7 +204,7 @@ class Unit:
             else:
                 accumulator.add(self.dtype, buffer, self.pool)
         except Exception as error:  # noqa: BLE001 - logged, and the round fails for everybody
-            accumulator.error = _internal(error)
+            accumulator.error = internal(error)
         if not verdict & LAST:
             return []
         rules.rounds += 1
@@ -234,15 +237,28 @@ class Unit:
         Returns:
             True when the waiter has all its parts.
         """
-        if clock > self.rounds.applied:
+        if not self.is_applied(waiter.rank, clock):
             # A request that comes again, after a cut, takes the place of the one before.
             entries = self.parked.setdefault(clock, {})
             entries[waiter.rank, waiter.request] = (waiter, position)
             return False
-        return self.give(waiter, position, clock)
+        return self.give(waiter, position)
 
-    def give(self, waiter: Waiter, position: int, clock: int) -> bool:
+    def is_replay(self, rank: int, clock: int) -> bool:
+        """Tell whether a push was counted before."""
+        return self.rounds.is_replay(rank, clock)
+
+    def is_applied(self, rank: int, clock: int) -> bool:
+        """Tell whether `rank` may have the value of its clock."""
+        return clock <= self.rounds.applied
+
+    def missing(self, clock: int, members: int) -> list[int]:
+        """Return the ranks that a clock waits for, ascending."""
+        return self.rounds.missing(clock, members)
+
+    def give(self, waiter: Waiter, position: int) -> bool:
         """Give a waiter its part of an applied round; True when it has all of them."""
+        clock = waiter.clock
         error = self.failed.get(clock)
         if not waiter.data:
             pass  # word that the clock is applied, well or not
@@ -257,10 +273,11 @@ class Unit:
         waiter.pending -= 1
         return waiter.pending == 0
 
-    def assign(self, clock: int, buffer: Bytes) -> None:
+    def assign(self, rank: int, clock: int, buffer: Bytes) -> None:
         """Replace the value; the round stays where it is.
 
         Args:
+            rank: Who assigns.
             clock: Of the assigner's last push. A repetition that comes after a cut, and after that
                 worker has gone on, is recognised by it and changes nothing.
             buffer: The value; the unit's from now on.
@@ -269,6 +286,14 @@ class Unit:
             self.pool.give(buffer)
         else:
             self._publish(buffer, self.current.clock)
+
+    def adopt(self, whole: Unit) -> None:
+        """Stand at the clocks at which another unit stands, of whose rows this is one, or all."""
+        self.rounds = whole.rounds.copy()
+
+    def agrees_with(self, other: Unit) -> bool:
+        """Tell whether two rows stand at the same clocks with nothing open."""
+        return self.rounds.agrees_with(other.rounds)
 
     def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
         accumulator = self.open.pop(clock)
@@ -282,7 +307,7 @@ class Unit:
                 error = refused
             except Exception as failed:  # noqa: BLE001 - logged there
                 # Such as no memory. The round must not vanish: everybody is told.
-                error = _internal(failed)
+                error = internal(failed)
         if error is not None:
             # The weights stay, the clock moves on, and every waiter hears why.
             self.failed[clock] = error
@@ -346,6 +371,7 @@ class Unit:
             self.pool.give(version.buffer)
 
 
-def _internal(error: Exception) -> AsyncPSError:
+def internal(error: Exception) -> AsyncPSError:
+    """Log what should not have happened, and return what its callers are told."""
     log.error("a round failed", exc_info=error)
     return AsyncPSError(f"the server failed in this round: {error!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from asyncps.localstore import LocalStore
 from asyncps.roles.plan import StoreConfig, agreement
 from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.worker import Worker
+from asyncps.state.agreements import MAX_STALENESS
 from asyncps.transport.network import Network, TcpNetwork
 
 T = TypeVar("T")
@@ -335,8 +337,9 @@ def _checked(
         raise ConfigError("unknown reduce", expected="sum or mean", got=repr(reduce))
     kind = _MEANS.get(type, type)
     staleness = options.pop("staleness", 0)
-    if not isinstance(staleness, int) or isinstance(staleness, bool) or staleness < 0:
-        raise ConfigError("staleness is a number of clocks", expected="0, 1, 2, ...",
+    staleness = operator.index(staleness) if hasattr(staleness, "__index__") else staleness
+    if not isinstance(staleness, int) or not 0 <= staleness <= MAX_STALENESS:
+        raise ConfigError("staleness is a number of clocks", expected=f"0 to {MAX_STALENESS}",
                           got=repr(staleness))
     if staleness and kind != "dist_ssp":
         raise ConfigError(f"a {type} store has no staleness", expected="dist_ssp", got=staleness)

@@ -266,11 +266,12 @@ class Keeper:
             self._tell(waiter)
         return done
 
-    def assign(self, target: Target, rank: int, clock: int, buffer: Bytes) -> None:
+    def assign(self, target: Target, rank: int, header: Header, buffer: Bytes) -> None:
         """Replace values."""
         unit, rows = target
+        clock, request = header.clock, header.request
         if isinstance(unit, Unit):
-            unit.assign(rank, clock, buffer)
+            unit.assign(rank, clock, request, buffer)
             return
         assert rows is not None
         begin = 0
@@ -279,7 +280,7 @@ class Keeper:
             piece = self.pool.take(part.size)
             piece[:] = buffer[begin : begin + part.size]
             begin += part.size
-            part.assign(rank, clock, piece)
+            part.assign(rank, clock, request, piece)
         self.pool.give(buffer)
 
     def missing(self, message: Missing) -> list[int]:

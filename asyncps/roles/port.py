@@ -163,7 +163,7 @@ class WorkerPort:
                 self._ack(header)
             elif kind == ASSIGN and buffer is not None:
                 target = keeper.find(header, self._rows, header.payload_bytes)
-                keeper.assign(target, self.rank, header.clock, buffer)
+                keeper.assign(target, self.rank, header, buffer)
                 self._ack(header)
             else:
                 raise RemoteProtocolError("a frame that a server does not take", got=kind)

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from asyncps.errors import RemoteProtocolError
-from asyncps.roles.unit import Accumulator, Unit, Version
+from asyncps.roles.unit import Accumulator, Unit
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
 
@@ -112,7 +112,7 @@ class Slab:
         first = self.rows[0]
         for row in self.rows:
             if (
-                row.old or row.parked or row.open or row.failed
+                row.parked or row.open or row.failed
                 or row.updates != first.updates
                 or row.state.keys() != first.state.keys()
                 or not row.agrees_with(first)
@@ -122,11 +122,10 @@ class Slab:
         for begin, row in zip(self.offsets, self.rows, strict=False):
             buffer[begin : begin + row.size] = row.current.buffer
         whole = self._make(self.dtype, buffer, self.pool)
-        whole.adopt(first)
         whole.updates = first.updates
         whole.current.clock = first.current.clock
         for row in self.rows:
-            whole.current.owed |= row.current.owed
+            whole.adopt(row)
         for name in first.state:
             whole.state[name] = np.concatenate([row.state[name] for row in self.rows])
         self.whole, self.rows = whole, []
@@ -140,11 +139,8 @@ class Slab:
         end = begin + size
         row = self._unit(whole.current.buffer[begin:end])
         row.adopt(whole)
-        row.current.clock, row.current.owed = whole.current.clock, whole.current.owed
-        for version in whole.old:
-            older = Version(version.buffer[begin:end].copy(), version.clock)
-            older.owed = version.owed
-            row.old.append(older)
+        row.current.clock = whole.current.clock
+        row.keep_versions(whole, begin, end)
         factor = self.dtype.sum.itemsize // self.dtype.itemsize
         for clock, accumulator in whole.open.items():
             mine = Accumulator(accumulator.began)

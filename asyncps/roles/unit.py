@@ -163,7 +163,7 @@ class Unit:
         self.rounds = Rounds()
         self.current = Version(buffer, 0)
         self.old: list[Version] = []
-        self.open: dict[int, Accumulator] = {}
+        self.open: dict[Any, Accumulator] = {}  # by clock
         self.parked: dict[int, dict[tuple[int, int], tuple[Waiter, int]]] = {}
         self.failed: dict[int, AsyncPSError] = {}
         self.state: dict[str, Array] = {}
@@ -273,13 +273,14 @@ class Unit:
         waiter.pending -= 1
         return waiter.pending == 0
 
-    def assign(self, rank: int, clock: int, buffer: Bytes) -> None:
+    def assign(self, rank: int, clock: int, request: int, buffer: Bytes) -> None:
         """Replace the value; the round stays where it is.
 
         Args:
             rank: Who assigns.
             clock: Of the assigner's last push. A repetition that comes after a cut, and after that
                 worker has gone on, is recognised by it and changes nothing.
+            request: Its number, which a repetition has too.
             buffer: The value; the unit's from now on.
         """
         if clock < self.rounds.applied:
@@ -287,13 +288,21 @@ class Unit:
         else:
             self._publish(buffer, self.current.clock)
 
-    def adopt(self, whole: Unit) -> None:
-        """Stand at the clocks at which another unit stands, of whose rows this is one, or all."""
-        self.rounds = whole.rounds.copy()
+    def adopt(self, other: Unit) -> None:
+        """Stand where another unit stands: the whole of a row, or a row of the whole."""
+        self.rounds = other.rounds.copy()
+        self.current.owed |= other.current.owed
+
+    def keep_versions(self, whole: Unit, begin: int, end: int) -> None:
+        """Keep those of the whole that may be asked for again; this row is these bytes of it."""
+        for version in whole.old:
+            older = Version(version.buffer[begin:end].copy(), version.clock)
+            older.owed = version.owed
+            self.old.append(older)
 
     def agrees_with(self, other: Unit) -> bool:
-        """Tell whether two rows stand at the same clocks with nothing open."""
-        return self.rounds.agrees_with(other.rounds)
+        """Tell whether two rows stand at the same clocks with nothing open, and nothing kept."""
+        return not self.old and self.rounds.agrees_with(other.rounds)
 
     def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
         accumulator = self.open.pop(clock)

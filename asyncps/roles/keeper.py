@@ -78,6 +78,7 @@ class Keeper:
         for unit in self.units.values():
             for part in _parts(unit):
                 part.arrived(rank, 1 << 63)
+                _forget_waiting(part, rank)
                 for _, waiters in part.left(self.rules):
                     self._give(part, waiters)
 
@@ -314,6 +315,15 @@ class Keeper:
         if waiter.error is not None and waiter.error.key is None:
             waiter.error.key = self.name_of(waiter.unit)
         self._answer(waiter)
+
+
+def _forget_waiting(unit: Unit, rank: int) -> None:
+    """Nobody takes what a rank that has left waits for: it would be owed for ever."""
+    for clock, entries in list(unit.parked.items()):
+        for asker in [asker for asker in entries if asker[0] == rank]:
+            del entries[asker]
+        if not entries:
+            del unit.parked[clock]
 
 
 def _checked_hyper(name: str, hyper: Mapping[str, Any]) -> None:

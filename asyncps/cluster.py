@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from asyncps.localstore import LocalStore
 from asyncps.roles.plan import StoreConfig, agreement
 from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.worker import Worker
+from asyncps.state.agreements import MAX_STALENESS
 from asyncps.transport.network import Network, TcpNetwork
 
 T = TypeVar("T")
@@ -28,24 +30,31 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOCAL_TYPES = ("local", "device")
-DIST_TYPES = ("dist", "dist_sync")
-LATER_TYPES = (
-    "dist_async", "dist_ssp", "allreduce", "horovod", "dist_sync_device", "dist_device_sync",
-    "dist_async_device", "p3",
-)
+# What users may say, and what it means. MXNet's device types say where values of several local
+# devices are summed; ours are summed on the host.
+_MEANS = {
+    "dist": "dist_sync", "dist_sync": "dist_sync", "dist_async": "dist_async",
+    "dist_ssp": "dist_ssp", "dist_sync_device": "dist_sync", "dist_device_sync": "dist_sync",
+    "dist_async_device": "dist_async",
+}
+DIST_TYPES = tuple(_MEANS)
+LATER_TYPES = ("allreduce", "horovod", "p3")
 
 
 def create(type: str = "local", *, name: str = "default", **options: Any) -> KVStore | LocalStore:
     """Return a store.
 
     Args:
-        type: "local" or "device" (this process only), "dist_sync" or "dist" (a cluster: the one
-            that the environment names, or without one an embedded scheduler and server in this
-            process, so that the same script runs alone).
+        type: "local" or "device" (this process only); "dist_sync" or "dist" (rounds in step),
+            "dist_async" (each push is applied when it comes) or "dist_ssp" (so too, but no worker
+            is more than `staleness` clocks ahead of the slowest; 0 is dist_sync), with MXNet's
+            spellings of them: a cluster, the one that the environment names, or without one an
+            embedded scheduler and server in this process, so that the same script runs alone.
         name: Stores of one name are one store for all workers.
         options: order="arrival" (add as contributions come) or "rank" (bit-identical from run to
-            run); reduce="sum" or "mean"; multi_precision=True keeps f32 weights of f16 and bf16
-            values on the servers; settings of `asyncps.config.Config` by name.
+            run), in dist_sync; reduce="sum" or "mean"; staleness=0, in dist_ssp;
+            multi_precision=True keeps f32 weights of f16 and bf16 values on the servers; settings
+            of `asyncps.config.Config` by name.
 
     Raises:
         ConfigError: An unknown store type or option; the known ones are listed.
@@ -69,7 +78,7 @@ class connect:
     """Open a store on the running loop: `async with asyncps.connect("dist_sync") as store`.
 
     Args:
-        type: "dist_sync" or "dist".
+        type: As in `create`, but not a local one.
         name: As in `create`.
         options: As in `create`.
 
@@ -313,12 +322,10 @@ def _checked(
     type: str, options: dict[str, Any], base: Config | None = None
 ) -> tuple[str, StoreConfig, Config]:
     """Check a store type and its options; return type, what workers must agree on, settings."""
-    known = (*LOCAL_TYPES, *DIST_TYPES, *LATER_TYPES)
+    there, later = ", ".join((*LOCAL_TYPES, *DIST_TYPES)), ", ".join(LATER_TYPES)
     if type in LATER_TYPES:
-        raise NotYetError(f"store type {type!r} is not there yet",
-                          expected=", ".join((*LOCAL_TYPES, *DIST_TYPES)), got=type)
-    if type not in known:
-        there, later = ", ".join((*LOCAL_TYPES, *DIST_TYPES)), ", ".join(LATER_TYPES)
+        raise NotYetError(f"store type {type!r} is not there yet", expected=there, got=type)
+    if type not in (*LOCAL_TYPES, *DIST_TYPES):
         raise ConfigError("unknown store type", expected=f"{there} (not there yet: {later})",
                           got=repr(type))
     options = dict(options)
@@ -328,8 +335,14 @@ def _checked(
         raise ConfigError("unknown order", expected="arrival or rank", got=repr(order))
     if reduce not in ("sum", "mean"):
         raise ConfigError("unknown reduce", expected="sum or mean", got=repr(reduce))
-    if options.pop("staleness", 0) != 0:
-        raise NotYetError("staleness above 0 is not there yet", expected="0")
+    kind = _MEANS.get(type, type)
+    staleness = options.pop("staleness", 0)
+    staleness = operator.index(staleness) if hasattr(staleness, "__index__") else staleness
+    if not isinstance(staleness, int) or not 0 <= staleness <= MAX_STALENESS:
+        raise ConfigError("staleness is a number of clocks", expected=f"0 to {MAX_STALENESS}",
+                          got=repr(staleness))
+    if staleness and kind != "dist_ssp":
+        raise ConfigError(f"a {type} store has no staleness", expected="dist_ssp", got=staleness)
     multi_precision = options.pop("multi_precision", False)
     if not isinstance(multi_precision, bool):
         raise ConfigError("multi_precision must be true or false", got=repr(multi_precision))
@@ -337,12 +350,11 @@ def _checked(
     settings = base.replace(**options) if base else Config.from_env(**options)
     if settings.imports:
         optim.import_modules(settings.imports)
-    kind = "dist_sync" if type == "dist" else type
-    if kind == "dist_sync" and settings.role not in (None, "worker"):
+    if kind not in LOCAL_TYPES and settings.role not in (None, "worker"):
         raise ConfigError(f"this process is a {settings.role}; start that role by "
                           f"python -m asyncps {settings.role}", expected="a worker",
                           got=settings.role)
-    return kind, agreement(kind, order, reduce, multi_precision), settings
+    return kind, agreement(kind, order, reduce, multi_precision, staleness), settings
 
 
 def _refuse_unknown(options: dict[str, Any], others: tuple[str, ...]) -> None:

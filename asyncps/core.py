@@ -20,7 +20,7 @@ from asyncps.errors import (
 )
 from asyncps.roles.client import Client
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import Plan
+from asyncps.roles.plan import Plan, bound_of
 from asyncps.roles.shortcut import Attempt, Shortcut
 from asyncps.roles.worker import Worker
 from asyncps.tensor import dtypes
@@ -112,6 +112,7 @@ class Core:
 
     def push(self, plan: Plan, keys: Any, values: Any, priority: int, copy: bool) -> Call:
         """Build a push."""
+        self._check_push()
         outgoing = self._outgoing(plan, keys, values, copy=copy)
         op = Operation("push", lent=not copy)
         return self._build(op, plan, outgoing, None, keys, priority)
@@ -125,6 +126,7 @@ class Core:
 
     def pushpull(self, plan: Plan, keys: Any, values: Any, out: Any, priority: int) -> Call:
         """Build a pushpull."""
+        self._check_push()
         outgoing = self._outgoing(plan, keys, values, copy=False)
         incoming = self._incoming(plan, keys, values if out is None else out)
         return self._build(
@@ -281,6 +283,13 @@ class Core:
     def _check_open(self) -> None:
         if self.client.closed:
             raise ClosedError("the store is closed")
+
+    def _check_push(self) -> None:
+        """Refuse a push that could not be applied, before it is given a clock."""
+        client = self.client
+        if client.optimizer is None and bound_of(client.config) != 0:
+            raise OptimizerError(f"a {self.type} store applies each push when it comes",
+                                 expected="set_optimizer before the first push")
 
     def _outgoing(self, plan: Plan, keys: Any, values: Any, *, copy: bool) -> Outgoing:
         given = as_values(len(plan.infos), values, isinstance(keys, (list, tuple)))

@@ -102,6 +102,7 @@ class StoreConfig(msgspec.Struct, frozen=True, array_like=True):
     order: str
     reduce: str
     multi_precision: bool = False
+    staleness: int = 0  # dist_ssp: how many clocks a worker may be ahead of the slowest
 
 
 class OpenStore(Message, tag=20):

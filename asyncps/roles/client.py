@@ -20,8 +20,19 @@ from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
 from asyncps.roles.framing import data_frame
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import PUSH, PUSHPULL, Held, KeyInfo, Plan, RemoteUnit, Scatter, SlabPlan
+from asyncps.roles.plan import (
+    PUSH,
+    PUSHPULL,
+    Held,
+    KeyInfo,
+    Plan,
+    RemoteUnit,
+    Scatter,
+    SlabPlan,
+    bound_of,
+)
 from asyncps.state.requests import Step
+from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
@@ -69,6 +80,8 @@ class Client:
         self.pushes: set[Operation] = set()  # not accepted yet
         self.failed: deque[Operation] = deque(maxlen=64)  # pushes whose error nobody has seen
         self.closed = False
+        # In dist_async a push is applied when it is taken: nothing stays open.
+        self._window = None if bound_of(config) is None else CLOCK_WINDOW
         self._now = now
         self._plans: dict[tuple[Key, ...], Plan] = {}
 
@@ -87,7 +100,7 @@ class Client:
         unit = self.units.get(piece.unit)
         if unit is None:
             unit = RemoteUnit(
-                self.links[piece.server], piece.server, piece.unit, piece.row >= 0
+                self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window
             )
             self.units[piece.unit] = unit
         if piece.row >= 0:

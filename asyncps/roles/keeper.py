@@ -19,11 +19,14 @@ from asyncps.errors import (
 )
 from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.messages import Install, Missing, SetHyper, UnitSpec
+from asyncps.roles.freeunit import FreeUnit
+from asyncps.roles.plan import bound_of
 from asyncps.roles.slab import Slab
 from asyncps.roles.unit import Rules, Unit, Waiter
 from asyncps.tensor import dtypes
+from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
-from asyncps.tensor.words import Words, prepared
+from asyncps.tensor.words import Span, Words, prepared
 
 _NOTHING = memoryview(b"")
 WAIT = int(Kind.WAIT)
@@ -48,7 +51,8 @@ class Keeper:
         self.pool = pool
         config = install.config
         self.rules = Rules(
-            config.order, config.reduce, members, multi_precision=config.multi_precision
+            config.order, config.reduce, members, bound_of(config),
+            multi_precision=config.multi_precision,
         )
         self.units: dict[int, Unit | Slab] = {}
         self.keys: dict[int, list[int | str]] = {}
@@ -78,8 +82,9 @@ class Keeper:
         for unit in self.units.values():
             for part in _parts(unit):
                 part.arrived(rank, 1 << 63)
-                for clock, waiters in part.left(self.rules):
-                    self._give(part, waiters, clock)
+                _forget_waiting(part, rank)
+                for _, waiters in part.left(self.rules):
+                    self._give(part, waiters)
 
     def set_hyper(self, message: SetHyper) -> None:
         """Keep a version of the hyper-parameters.
@@ -122,13 +127,13 @@ class Keeper:
         if not spec.slab:
             if found is None:
                 spans = ((spec.keys[0], 0, buffer.nbytes // dtype.itemsize),)
-                self.units[unit] = Unit(dtype, buffer, self.pool, spans)
+                self.units[unit] = self._make(dtype, buffer, self.pool, spans)
                 self.keys[unit] = list(spec.keys)
                 self._grew(buffer.nbytes)
             else:
                 self.pool.give(buffer)
             return
-        slab = self.units.setdefault(unit, Slab(dtype, self.pool))
+        slab = self.units.setdefault(unit, Slab(dtype, self.pool, self._make))
         assert isinstance(slab, Slab)
         known = len(slab.sizes) - spec.first_row
         if slab.sizes[spec.first_row :] != spec.sizes[:known]:
@@ -188,13 +193,23 @@ class Keeper:
             unit.split()
         return unit, rows
 
+    def check_push(self) -> None:
+        """Refuse pushes that could not be applied.
+
+        Raises:
+            OptimizerError: There is no optimizer, and no round whose sum could be the value.
+        """
+        if self.rules.bound != 0 and self.rules.optimizer is None:
+            raise OptimizerError("a push that is applied at once needs an optimizer",
+                                 expected="set_optimizer first")
+
     def is_replay(self, target: Target, rank: int, clock: int) -> bool:
         """Tell whether a push was counted before, for all that it speaks of."""
         unit, rows = target
         if isinstance(unit, Unit):
-            return unit.rounds.is_replay(rank, clock)
+            return unit.is_replay(rank, clock)
         assert rows is not None
-        return all(unit.rows[row].rounds.is_replay(rank, clock) for row in rows)
+        return all(unit.rows[row].is_replay(rank, clock) for row in rows)
 
     def push(
         self, target: Target, rank: int, header: Header, buffer: Bytes, now: float
@@ -206,7 +221,7 @@ class Keeper:
             unit.arrived(rank, header.acked)
             waiters = unit.contribute(rank, clock, buffer, header.hyper, rules, now)
             if waiters:
-                self._give(unit, waiters, clock)
+                self._give(unit, waiters)
             return
         assert rows is not None
         begin = 0
@@ -218,7 +233,7 @@ class Keeper:
             part.arrived(rank, header.acked)
             waiters = part.contribute(rank, clock, piece, header.hyper, rules, now)
             if waiters:
-                self._give(part, waiters, clock)
+                self._give(part, waiters)
         self.pool.give(buffer)
 
     def arrived(self, target: Target, rank: int, acked: int) -> None:
@@ -256,11 +271,12 @@ class Keeper:
             self._tell(waiter)
         return done
 
-    def assign(self, target: Target, clock: int, buffer: Bytes) -> None:
+    def assign(self, target: Target, rank: int, header: Header, buffer: Bytes) -> None:
         """Replace values."""
         unit, rows = target
+        clock, request = header.clock, header.request
         if isinstance(unit, Unit):
-            unit.assign(clock, buffer)
+            unit.assign(rank, clock, request, buffer)
             return
         assert rows is not None
         begin = 0
@@ -269,7 +285,7 @@ class Keeper:
             piece = self.pool.take(part.size)
             piece[:] = buffer[begin : begin + part.size]
             begin += part.size
-            part.assign(clock, piece)
+            part.assign(rank, clock, request, piece)
         self.pool.give(buffer)
 
     def missing(self, message: Missing) -> list[int]:
@@ -283,22 +299,37 @@ class Keeper:
             unit.size_of(message.rows)
             parts = [unit.rows[row] for row in message.rows]
         for part in parts:
-            ranks.update(part.rounds.missing(message.clock, self.rules.members))
+            ranks.update(part.missing(message.clock, self.rules.members))
         return sorted(ranks)
 
     def name_of(self, unit: int) -> Any:
         """Return the first key of a unit, for messages."""
         return self.keys.get(unit, [None])[0]
 
-    def _give(self, unit: Unit, waiters: list[tuple[Waiter, int]], clock: int) -> None:
+    def _make(self, dtype: Dtype, buffer: Bytes, pool: Pool, spans: Sequence[Span]) -> Unit:
+        bound = self.rules.bound
+        if bound == 0:
+            return Unit(dtype, buffer, pool, spans)
+        return FreeUnit(dtype, buffer, pool, bound, spans)
+
+    def _give(self, unit: Unit, waiters: list[tuple[Waiter, int]]) -> None:
         for waiter, position in waiters:
-            if unit.give(waiter, position, clock):
+            if unit.give(waiter, position):
                 self._tell(waiter)
 
     def _tell(self, waiter: Waiter) -> None:
         if waiter.error is not None and waiter.error.key is None:
             waiter.error.key = self.name_of(waiter.unit)
         self._answer(waiter)
+
+
+def _forget_waiting(unit: Unit, rank: int) -> None:
+    """Nobody takes what a rank that has left waits for: it would be owed for ever."""
+    for clock, entries in list(unit.parked.items()):
+        for asker in [asker for asker in entries if asker[0] == rank]:
+            del entries[asker]
+        if not entries:
+            del unit.parked[clock]
 
 
 def _checked_hyper(name: str, hyper: Mapping[str, Any]) -> Words:

@@ -15,11 +15,13 @@ from asyncps.protocol.frames import Kind
 from asyncps.protocol.messages import Key, KeySpec, Piece, StoreConfig
 from asyncps.roles.operation import Operation, resolve
 from asyncps.state.requests import Step, UnitTrack
+from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor import dtypes
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
 
-__all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "describe"]
+__all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "bound_of",
+           "describe"]
 
 
 def describe(key: Key, dtype: str, shape: tuple[int, ...], itemsize: int) -> KeySpec:
@@ -28,10 +30,15 @@ def describe(key: Key, dtype: str, shape: tuple[int, ...], itemsize: int) -> Key
 
 
 def agreement(
-    type: str, order: str, reduce: str, multi_precision: bool = False
+    type: str, order: str, reduce: str, multi_precision: bool = False, staleness: int = 0
 ) -> StoreConfig:
     """Return what all workers must say alike when they open a store."""
-    return StoreConfig(type, order, reduce, multi_precision)
+    return StoreConfig(type, order, reduce, multi_precision, staleness)
+
+
+def bound_of(config: StoreConfig) -> int | None:
+    """Return how far ahead of the slowest a worker may be: 0 in step, None for any number."""
+    return None if config.type == "dist_async" else config.staleness
 
 
 PUSH, PUSHPULL = int(Kind.PUSH), int(Kind.PUSHPULL)
@@ -88,14 +95,16 @@ class RemoteUnit:
         "asking", "held", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
     )
 
-    def __init__(self, link: Link, server: int, number: int, slab: bool) -> None:
+    def __init__(
+        self, link: Link, server: int, number: int, slab: bool, window: int | None = CLOCK_WINDOW
+    ) -> None:
         self.link = link
         self.server = server
         self.number = number
         self.slab = slab
         self.sizes: list[int] = []
         self.row_keys: list[Key] = []
-        self.track = UnitTrack(0 if slab else 1)
+        self.track = UnitTrack(0 if slab else 1, window)
         # Pushes beyond the clock window step aside here and block no other unit.
         self.held: deque[Held] = deque()
         self.asking: Operation | None = None  # the word that the first of them waits for

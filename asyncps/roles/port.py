@@ -114,9 +114,11 @@ class WorkerPort:
             else:
                 self._rows = _rows(header, table) if header.flags else None
                 target = keeper.find(header, self._rows, header.payload_bytes)
-                if kind != ASSIGN and keeper.is_replay(target, self.rank, header.clock):
-                    self._counted(keeper, target, header)
-                    return None
+                if kind != ASSIGN:
+                    keeper.check_push()
+                    if keeper.is_replay(target, self.rank, header.clock):
+                        self._counted(keeper, target, header)
+                        return None
                 self._target, self._found_at = target, keeper.changes
         except AsyncPSError as error:
             self._error(header, error)
@@ -162,7 +164,7 @@ class WorkerPort:
                 self._ack(header)
             elif kind == ASSIGN and buffer is not None:
                 target = keeper.find(header, self._rows, header.payload_bytes)
-                keeper.assign(target, header.clock, buffer)
+                keeper.assign(target, self.rank, header, buffer)
                 self._ack(header)
             else:
                 raise RemoteProtocolError("a frame that a server does not take", got=kind)

@@ -81,9 +81,10 @@ def late(keepers: Mapping[int, Keeper], now: float) -> list[Wait]:
         members = keeper.rules.members
         for number, unit in keeper.units.items():
             for part in parts_of(unit):
-                for clock, accumulator in part.open.items():
+                for opened, accumulator in part.open.items():
+                    clock = opened[0] if isinstance(opened, tuple) else opened
                     seconds = max(0.0, now - accumulator.began)
-                    for rank in part.rounds.missing(clock, members):
+                    for rank in part.missing(clock, members):
                         looked += 1
                         before = found.get((store, rank))
                         count = 1 if before is None else before.count + 1

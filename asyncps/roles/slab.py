@@ -8,16 +8,18 @@ small (a setting, 256 KiB), so both copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
 
 from asyncps.errors import RemoteProtocolError
-from asyncps.roles.unit import Accumulator, Unit, Version
+from asyncps.roles.unit import Accumulator, Unit
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
-from asyncps.tensor.words import Key
+from asyncps.tensor.words import Key, Span
+
+MakeUnit = Callable[[Dtype, Bytes, Pool, Sequence[Span]], Unit]
 
 
 class Slab:
@@ -26,6 +28,7 @@ class Slab:
     Args:
         dtype: Of all its values.
         pool: Where buffers come from.
+        make: Makes a unit of a dtype, its first value and the pool.
 
     Attributes:
         sizes: Bytes of each row.
@@ -35,9 +38,10 @@ class Slab:
         rows: One unit a row while they do not.
     """
 
-    __slots__ = ("dtype", "keys", "offsets", "pool", "rows", "sizes", "whole")
+    __slots__ = ("_make", "dtype", "keys", "offsets", "pool", "rows", "sizes", "whole")
 
-    def __init__(self, dtype: Dtype, pool: Pool) -> None:
+    def __init__(self, dtype: Dtype, pool: Pool, make: MakeUnit = Unit) -> None:
+        self._make = make
         self.dtype = dtype
         self.pool = pool
         self.sizes: list[int] = []
@@ -113,10 +117,10 @@ class Slab:
         first = self.rows[0]
         for row in self.rows:
             if (
-                row.old or row.parked or row.open or row.failed
+                row.parked or row.open or row.failed
                 or row.updates != first.updates
                 or row.state.keys() != first.state.keys()
-                or not row.rounds.agrees_with(first.rounds)
+                or not row.agrees_with(first)
             ):
                 return False
         buffer = self.pool.take(self.size)
@@ -124,12 +128,11 @@ class Slab:
             buffer[begin : begin + row.size] = row.current.buffer
         edges = [offset // self.dtype.itemsize for offset in self.offsets]
         spans = list(zip(self.keys, edges, edges[1:], strict=False))
-        whole = Unit(self.dtype, buffer, self.pool, spans)
-        whole.rounds = first.rounds.copy()
+        whole = self._make(self.dtype, buffer, self.pool, spans)
         whole.updates = first.updates
         whole.current.clock = first.current.clock
         for row in self.rows:
-            whole.current.owed |= row.current.owed
+            whole.adopt(row)
         for name in first.state:
             whole.state[name] = np.concatenate([row.state[name] for row in self.rows])
         self.whole, self.rows = whole, []
@@ -137,18 +140,15 @@ class Slab:
 
     def _unit(self, values: Bytes, key: Key) -> Unit:
         spans = ((key, 0, values.nbytes // self.dtype.itemsize),)
-        return Unit(self.dtype, values.copy(), self.pool, spans)
+        return self._make(self.dtype, values.copy(), self.pool, spans)
 
     def _row_of(self, whole: Unit, begin: int, size: int, key: Key) -> Unit:
         """Cut one row out of the unit of all."""
         end = begin + size
         row = self._unit(whole.current.buffer[begin:end], key)
-        row.rounds = whole.rounds.copy()
-        row.current.clock, row.current.owed = whole.current.clock, whole.current.owed
-        for version in whole.old:
-            older = Version(version.buffer[begin:end].copy(), version.clock)
-            older.owed = version.owed
-            row.old.append(older)
+        row.adopt(whole)
+        row.current.clock = whole.current.clock
+        row.keep_versions(whole, begin, end)
         factor = self.dtype.sum.itemsize // self.dtype.itemsize
         for clock, accumulator in whole.open.items():
             mine = Accumulator(accumulator.began)

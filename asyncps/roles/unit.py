@@ -25,7 +25,6 @@ from asyncps.tensor.pool import Bytes, Pool
 from asyncps.tensor.words import Span
 
 log = logging.getLogger(__name__)
-
 # Versions kept for workers that have not said that they arrived. In step it is one; the clock
 # window, and answers that wait in a queue, make it a few.
 MAX_OLD = 8
@@ -39,6 +38,8 @@ class Rules:
         order: "arrival" adds contributions as they come, "rank" in rank order.
         reduce: "sum" or "mean".
         members: One bit for each rank that a round waits for.
+        bound: 0 for rounds in step; else pushes are applied as they come, and this is how many
+            clocks a worker may be ahead of the slowest, None for any number.
         optimizer: Its name, or None: the sum of a round becomes the value.
         hyper: Hyper-parameters by version, prepared.
         multi_precision: Keep f32 weights of f16 and bf16 values.
@@ -49,6 +50,7 @@ class Rules:
     order: str
     reduce: str
     members: int
+    bound: int | None = 0
     optimizer: str | None = None
     hyper: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     rounds: int = 0
@@ -167,7 +169,7 @@ class Unit:
         self.rounds = Rounds()
         self.current = Version(buffer, 0)
         self.old: list[Version] = []
-        self.open: dict[int, Accumulator] = {}
+        self.open: dict[Any, Accumulator] = {}  # by clock
         self.parked: dict[int, dict[tuple[int, int], tuple[Waiter, int]]] = {}
         self.failed: dict[int, AsyncPSError] = {}
         self.state: dict[str, Array] = {}
@@ -208,7 +210,7 @@ class Unit:
             else:
                 accumulator.add(self.dtype, buffer, self.pool)
         except Exception as error:  # noqa: BLE001 - logged, and the round fails for everybody
-            accumulator.error = _internal(error)
+            accumulator.error = internal(error)
         if not verdict & LAST:
             return []
         rules.rounds += 1
@@ -241,15 +243,28 @@ class Unit:
         Returns:
             True when the waiter has all its parts.
         """
-        if clock > self.rounds.applied:
+        if not self.is_applied(waiter.rank, clock):
             # A request that comes again, after a cut, takes the place of the one before.
             entries = self.parked.setdefault(clock, {})
             entries[waiter.rank, waiter.request] = (waiter, position)
             return False
-        return self.give(waiter, position, clock)
+        return self.give(waiter, position)
 
-    def give(self, waiter: Waiter, position: int, clock: int) -> bool:
+    def is_replay(self, rank: int, clock: int) -> bool:
+        """Tell whether a push was counted before."""
+        return self.rounds.is_replay(rank, clock)
+
+    def is_applied(self, rank: int, clock: int) -> bool:
+        """Tell whether `rank` may have the value of its clock."""
+        return clock <= self.rounds.applied
+
+    def missing(self, clock: int, members: int) -> list[int]:
+        """Return the ranks that a clock waits for, ascending."""
+        return self.rounds.missing(clock, members)
+
+    def give(self, waiter: Waiter, position: int) -> bool:
         """Give a waiter its part of an applied round; True when it has all of them."""
+        clock = waiter.clock
         error = self.failed.get(clock)
         if not waiter.data:
             pass  # word that the clock is applied, well or not
@@ -264,12 +279,14 @@ class Unit:
         waiter.pending -= 1
         return waiter.pending == 0
 
-    def assign(self, clock: int, buffer: Bytes) -> None:
+    def assign(self, rank: int, clock: int, request: int, buffer: Bytes) -> None:
         """Replace the value; the round stays where it is.
 
         Args:
+            rank: Who assigns.
             clock: Of the assigner's last push. A repetition that comes after a cut, and after that
                 worker has gone on, is recognised by it and changes nothing.
+            request: Its number, which a repetition has too.
             buffer: The value; the unit's from now on.
         """
         if clock < self.rounds.applied:
@@ -283,6 +300,22 @@ class Unit:
         self.state = {k: v for k, v in self.state.items() if k == updates.MASTER}
         self.updates = 0
 
+    def adopt(self, other: Unit) -> None:
+        """Stand where another unit stands: the whole of a row, or a row of the whole."""
+        self.rounds = other.rounds.copy()
+        self.current.owed |= other.current.owed
+
+    def keep_versions(self, whole: Unit, begin: int, end: int) -> None:
+        """Keep those of the whole that may be asked for again; this row is these bytes of it."""
+        for version in whole.old:
+            older = Version(version.buffer[begin:end].copy(), version.clock)
+            older.owed = version.owed
+            self.old.append(older)
+
+    def agrees_with(self, other: Unit) -> bool:
+        """Tell whether two rows stand at the same clocks with nothing open, and nothing kept."""
+        return not self.old and self.rounds.agrees_with(other.rounds)
+
     def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
         accumulator = self.open.pop(clock)
         if self.failed:
@@ -295,14 +328,13 @@ class Unit:
                 error = refused
             except Exception as failed:  # noqa: BLE001 - logged there
                 # Such as no memory. The round must not vanish: everybody is told.
-                error = _internal(failed)
+                error = internal(failed)
         if error is not None:
             # The weights stay, the clock moves on, and every waiter hears why.
             self.failed[clock] = error
             self.current.clock = clock
         self.rounds.apply()
-        waiters = self.parked.pop(clock, None)
-        return [] if waiters is None else list(waiters.values())
+        return list(self.parked.pop(clock, {}).values())
 
     def _compute(self, accumulator: Accumulator, clock: int, rules: Rules) -> None:
         total = accumulator.total(self.dtype, self.pool)
@@ -362,6 +394,7 @@ class Unit:
             self.pool.give(version.buffer)
 
 
-def _internal(error: Exception) -> AsyncPSError:
+def internal(error: Exception) -> AsyncPSError:
+    """Log what should not have happened, and return what its callers are told."""
     log.error("a round failed", exc_info=error)
     return AsyncPSError(f"the server failed in this round: {error!r}")

@@ -19,7 +19,8 @@ from asyncps.errors import (
 from asyncps.protocol import messages as m
 from asyncps.state.routing import Routing
 
-STORE_TYPES = ("dist_sync",)
+STORE_TYPES = ("dist_sync", "dist_async", "dist_ssp")
+MAX_STALENESS = 1 << 20
 ORDERS = ("arrival", "rank")
 REDUCTIONS = ("sum", "mean")
 MAX_STORES = 256  # stores of a job: protects the scheduler's memory
@@ -354,6 +355,10 @@ def _check_config(config: m.StoreConfig) -> None:
         if getattr(config, name) not in allowed:
             raise ConfigError(f"unknown {name} of a store", expected=", ".join(allowed),
                               got=repr(getattr(config, name)[:100]))
+    most = MAX_STALENESS if config.type == "dist_ssp" else 0
+    if not 0 <= config.staleness <= most:
+        raise ConfigError(f"staleness of a {config.type} store is out of range",
+                          expected=f"0 to {most}", got=config.staleness)
 
 
 def _canonical(words: m.SetOptimizer | None) -> bytes:

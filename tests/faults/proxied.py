@@ -91,7 +91,8 @@ class Proxied:
 
 @contextlib.asynccontextmanager
 async def proxied(
-    *, workers: int = 2, servers: int = 1, order: str = "arrival", **settings: Any
+    *, workers: int = 2, servers: int = 1, order: str = "arrival", type: str = "dist_sync",
+    staleness: int = 0, **settings: Any,
 ) -> AsyncIterator[Proxied]:
     """Run a cluster until the block ends; workers then leave through their proxies."""
     given = {"reconnect_s": 20.0, **settings}
@@ -103,7 +104,8 @@ async def proxied(
             worker = Worker(config.replace(role="worker", rank=rank), networks[rank], scope.spawn)
             scope.roles.append(worker)
             await worker.start()
-            client = await worker.open_store("default", StoreConfig("dist_sync", order, "sum"))
+            words = StoreConfig(type, order, "sum", staleness)
+            client = await worker.open_store("default", words)
             for link in worker.links:
                 await link.wait_connected()
             return Member(worker, networks[rank], AsyncKVStore(Core(worker, client)))

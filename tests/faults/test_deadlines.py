@@ -26,6 +26,21 @@ async def test_round_that_never_completes_names_the_ranks_that_are_missing() -> 
 
 
 @pytest.mark.parametrize("size", [SIZE, 10], ids=["chunk", "slab"])
+async def test_wait_for_the_slowest_of_dist_ssp_names_it(size: int) -> None:
+    async with proxied(workers=3, round_s=0.4, type="dist_ssp", staleness=1) as cluster:
+        await cluster.all(lambda store: store.init("w", np.zeros(size, "f4")))
+        await cluster.all(lambda store: store.set_optimizer("test"))
+        first, second, third = (member.store for member in cluster.members)
+        one = np.ones(size, "f4")
+        await second.push("w", one)
+        await first.pushpull("w", one.copy())
+        with pytest.raises(DeadlineExceeded, match=r"ranks \[2\].*stays counted.*key 'w'"):
+            await first.pushpull("w", one.copy())
+        await third.push("w", one)
+        assert (await first.pull("w") == 4).all()
+
+
+@pytest.mark.parametrize("size", [SIZE, 10], ids=["chunk", "slab"])
 async def test_pushpull_that_took_too_long_stays_counted(size: int) -> None:
     async with proxied(round_s=0.4) as cluster:
         await cluster.all(lambda store: store.init("w", np.zeros(size, "f4")))

@@ -107,6 +107,29 @@ def k12_replaced_not_accumulated(store: KVStore) -> None:
             all_are(value, n * (n + 1) / 2)
 
 
+def k14_pushes_as_they_come(store: KVStore) -> None:
+    """K14: each worker pushes ones*(rank+1) several times at its own pace; every one counts."""
+    n, repeats = store.num_workers, 5
+    keys = {f"{name} {shape[0]}": (shape, DTYPES[name])
+            for name in ("f4", "f2", "i4") for shape in (SMALL, BIG)}
+    for key, (shape, dtype) in keys.items():
+        store.init(key, np.ones(shape, dtype))
+    store.set_optimizer("test", rescale_grad=RATE)
+    for repeat in range(repeats):
+        for key, (shape, dtype) in keys.items():
+            grad = np.full(shape, store.rank + 1, dtype)
+            if (store.rank + repeat) % 3:
+                store.push(key, grad)
+            else:
+                store.pushpull(key, grad)
+    store.barrier()
+    for key in keys:
+        store.pull(key)  # dist_ssp: what was pushed last may be waiting for the slowest until here
+    store.barrier()
+    for key in keys:
+        all_are(store.pull(key), 1 + RATE * repeats * n * (n + 1) / 2)
+
+
 def k16_twice_before_the_others(store: KVStore) -> None:
     """K16: one worker pushes a key twice before the others push once: two rounds."""
     n, last = store.num_workers, store.num_workers - 1

@@ -35,6 +35,50 @@ def test_job_trains_and_everybody_leaves_by_himself(processes: ProcessGroup) -> 
     assert "still alive" not in launch.output
 
 
+ASYNC = """
+import os, sys, time
+import numpy as np
+import asyncps
+store = asyncps.create("dist_async")
+rank, n, size = store.rank, store.num_workers, int(sys.argv[2])
+store.init("w", np.zeros(size, "f4"))
+store.set_optimizer("test")
+mine = np.zeros(size, "f4")
+mine[rank::n] = 1
+pushes = 1
+store.push("w", mine).wait(10)
+if rank == 0:
+    with open(sys.argv[1] + ".part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(sys.argv[1] + ".part", sys.argv[1])
+else:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    while os.path.exists("/proc/" + open(sys.argv[1]).read()):
+        time.sleep(0.01)
+    for _ in range(100):
+        store.push("w", mine)
+        pushes += 1
+    got = store.pull("w")
+    assert (got[rank::n] == pushes).all(), got
+    assert (got[0::n] == 1).all(), got
+print("rank", rank, "pushed", pushes, flush=True)
+"""
+
+
+@pytest.mark.parametrize("size", [7, 300_000])
+def test_async_rank_0_ends_first_and_the_others_push_on(
+    processes: ProcessGroup, tmp_path: Path, size: int
+) -> None:
+    launch = processes.asyncps("launch", "-n", "3", "-s", "2", "--", sys.executable, "-c", ASYNC,
+                               str(tmp_path / "rank 0"), str(size), cwd=ROOT)
+    launch.wait_for_line(r"\[worker 0\] rank 0 pushed 1", 60.0)
+    for rank in (1, 2):
+        launch.wait_for_line(rf"\[worker {rank}\] rank {rank} pushed 101", 60.0)
+    assert launch.wait(30.0) == 0
+    assert "still alive" not in launch.output
+
+
 def test_killed_worker_is_named_by_the_survivors_and_ends_the_job(
     processes: ProcessGroup,
 ) -> None:

@@ -82,9 +82,9 @@ class WorkerModel:
 class Dice:
     """Stands for Hypothesis's data where a walk is drawn from a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, machine: StoreMachine) -> None:
         self.random = random.Random(seed)
-        self.machine = StoreMachine()
+        self.machine = machine
 
     def draw(self, _strategy: object, label: str) -> Any:
         if label == "rank":
@@ -96,8 +96,9 @@ class Dice:
 
 def random_walk(seed: int) -> None:
     """A walk in which more happens at once than Hypothesis likes to try."""
-    dice: Any = Dice(seed)
-    rng, machine = dice.random, dice.machine
+    machine = StoreMachine()
+    dice: Any = Dice(seed, machine)
+    rng = dice.random
     machine.start(
         members=rng.randint(1, 3), dtype=rng.choice(["int32", "float32", "float16", "int64"]),
         order=rng.choice(["arrival", "rank"]), optimizer=rng.random() < 0.5,
@@ -144,17 +145,28 @@ class StoreMachine(RuleBasedStateMachine):
         self.server = FakeServer(
             members, order, optimizer="test" if optimizer else None, hyper=hyper
         )
+        self._fill(sizes)
+
+    def _fill(self, sizes: list[int]) -> None:
+        """Make the units, and workers that know them."""
         self.sizes = {CHUNK: [5], SLAB: list(sizes)}
         self.models: dict[int, list[RowModel]] = {}
         for unit, lengths in self.sizes.items():
             values = [np.full(n, 1 + i, self.dtype) for i, n in enumerate(lengths)]
-            self.models[unit] = [RowModel(v, members, optimizer) for v in values]
-            self.server.init(unit, dtype, [v.tobytes() for v in values], slab=unit == SLAB)
+            self.models[unit] = [self._model(v) for v in values]
+            first = [v.tobytes() for v in values]
+            self.server.init(unit, self.dtype.name, first, slab=unit == SLAB)
         self.ranks = [
-            WorkerModel({CHUNK: UnitTrack(1), SLAB: UnitTrack(len(sizes))}, len(sizes))
-            for _ in range(members)
+            WorkerModel({CHUNK: self._track(1), SLAB: self._track(len(sizes))}, len(sizes))
+            for _ in range(self.members)
         ]
         self.given = 0
+
+    def _model(self, value: np.ndarray[Any, Any]) -> RowModel:
+        return RowModel(value, self.members, self.optimizer)
+
+    def _track(self, rows: int) -> UnitTrack:
+        return UnitTrack(rows)
 
     # ---- what workers do ----
 
@@ -247,15 +259,18 @@ class StoreMachine(RuleBasedStateMachine):
             assert number in worker.resent, "answered twice"
             worker.resent.discard(number)
             return
-        if asked.kind in (Kind.PUSH, Kind.WAIT):
-            assert kind == Kind.ACK
-        else:
+        if asked.kind in (Kind.PULL, Kind.PUSHPULL):
             assert kind == Kind.DATA
-            models = [self.models[asked.unit][row] for row in asked.rows]
-            expected = [model.values[asked.clock] for model in models]
-            assert body == b"".join(value.tobytes() for value in expected)
+            self._check_value(asked, body)
+        else:
+            assert kind == Kind.ACK
         if asked.kind != Kind.PUSH:
             worker.tracks[asked.unit].answered(number)
+
+    def _check_value(self, asked: Asked, body: bytes) -> None:
+        models = [self.models[asked.unit][row] for row in asked.rows]
+        expected = [model.values[asked.clock] for model in models]
+        assert body == b"".join(value.tobytes() for value in expected)
 
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
@@ -277,7 +292,7 @@ class StoreMachine(RuleBasedStateMachine):
         value = np.full(size, 50, self.dtype)
         first = len(self.sizes[SLAB])
         self.sizes[SLAB].append(size)
-        self.models[SLAB].append(RowModel(value, self.members, self.optimizer))
+        self.models[SLAB].append(self._model(value))
         self.server.init(SLAB, self.dtype.name, [value.tobytes()], slab=True, first_row=first)
 
     @rule(data=st.data())

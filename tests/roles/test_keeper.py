@@ -17,6 +17,7 @@ from asyncps.errors import (
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Kind
 from asyncps.protocol.messages import Install, Missing, SetHyper, UnitSpec
+from asyncps.roles.unit import Unit
 from tests.roles.machine import StoreMachine, random_walk
 from tests.support.ports import STORE, FakeServer, Frame, make_frame, read_answer
 
@@ -51,6 +52,25 @@ async def test_random_walk_gives_no_wrong_byte(first: int) -> None:
         except BaseException as error:
             error.add_note(f"random_walk({seed})")
             raise
+
+
+@pytest.mark.parametrize("type", ["dist_sync", "dist_ssp"])
+async def test_who_has_left_waits_for_nothing_and_is_owed_nothing(type: str) -> None:
+    server = FakeServer(2, optimizer="test", hyper={"rescale_grad": 1.0}, type=type,
+                        staleness=1 if type == "dist_ssp" else 0)
+    server.init(CHUNK, "float32", [f4(0)], slab=False)
+    for clock in (1, 2):
+        server.deliver(1, make_frame(Kind.PUSH, clock, CHUNK, clock, f4(1)))
+    server.deliver(1, make_frame(Kind.PULL, 3, CHUNK, 2, size=4))  # and nobody takes the answer
+    server.keeper.left(1)
+    for clock in (1, 2):
+        server.deliver(0, make_frame(Kind.PUSH, clock, CHUNK, clock, f4(1)))
+    unit = server.keeper.units[CHUNK]
+    assert isinstance(unit, Unit)
+    assert not unit.parked
+    assert not unit.current.owed
+    assert not unit.old
+    assert unit.current.buffer.view("f4").tolist() == [4]
 
 
 async def test_frame_that_began_before_a_split_and_ended_after_it_counts() -> None:

@@ -95,7 +95,7 @@ def test_waiter_of_the_whole_slab_gets_the_same_bytes_in_parts() -> None:
         for found, position in slab.rows[row].contribute(
             0, 1, as_buffer([value]), 0, rules(), 0.0
         ):
-            done = slab.rows[row].give(found, position, 1)
+            done = slab.rows[row].give(found, position)
     assert done
     assert b"".join(waiter.parts) == as_buffer([4], [8]).tobytes()
 

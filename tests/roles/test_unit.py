@@ -142,7 +142,7 @@ def test_failed_round_keeps_the_value_moves_the_clock_and_tells_every_waiter() -
     waiting = bench.pull(0, 1)
     bench.push(0, 1, 1, 1)
     for waiter, position in bench.push(1, 1, 1, 1):
-        assert bench.unit.give(waiter, position, 1)
+        assert bench.unit.give(waiter, position)
     assert isinstance(waiting.error, OptimizerError)
     assert isinstance(bench.pull(1, 1).error, OptimizerError)  # whoever asks later
     word = Waiter(0, 9, 0, 0, False, 1, [memoryview(b"")], 1)
@@ -163,7 +163,7 @@ def test_statistics_of_rounds_name_the_last_contributor() -> None:
 
 
 def test_hyper_parameters_of_a_version_that_is_gone_are_the_next_ones() -> None:
-    rules = Rules("arrival", "sum", 1, "test", {3: {"a": 3}, 5: {"a": 5}})
+    rules = Rules("arrival", "sum", 1, 0, "test", {3: {"a": 3}, 5: {"a": 5}})
     assert [rules.hyper_for(v)["a"] for v in (1, 3, 4, 5, 9)] == [3, 3, 5, 5, 5]
 
 

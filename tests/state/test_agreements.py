@@ -121,8 +121,19 @@ def test_same_name_with_another_config_is_a_disagreement() -> None:
         assert word in text
 
 
+def test_staleness_is_agreed_upon_like_the_type() -> None:
+    stores = Stores(CONFIG)
+    obey(stores, stores.handle(0, 1, OpenStore("s", StoreConfig("dist_ssp", "rank", "sum", 2))))
+    with pytest.raises(Disagreement, match=r"staleness=2.*staleness=3"):
+        stores.handle(1, 1, OpenStore("s", StoreConfig("dist_ssp", "rank", "sum", 3)))
+
+
 @pytest.mark.parametrize(("config", "allowed"), [
-    (StoreConfig("dist_async", "arrival", "sum"), "dist_sync"),
+    (StoreConfig("dist_sink", "arrival", "sum"), "dist_sync, dist_async, dist_ssp"),
+    (StoreConfig("dist_sync", "arrival", "sum", 1), "0 to 0"),
+    (StoreConfig("dist_async", "arrival", "sum", 1), "0 to 0"),
+    (StoreConfig("dist_ssp", "arrival", "sum", -1), "0 to 1048576"),
+    (StoreConfig("dist_ssp", "arrival", "sum", (1 << 20) + 1), "0 to 1048576"),
     (StoreConfig("dist_sync", "random", "sum"), "arrival, rank"),
     (StoreConfig("dist_sync", "rank", "max"), "sum, mean"),
 ])

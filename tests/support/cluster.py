@@ -82,7 +82,8 @@ def main() -> None:
     """One worker of `on_processes`."""
     module, _, name = sys.argv[1].partition(":")
     work = getattr(importlib.import_module(module), name)
-    with asyncps.create("dist_sync", **json.loads(sys.argv[2])) as store:
+    options = json.loads(sys.argv[2])
+    with asyncps.create(options.pop("type", "dist_sync"), **options) as store:
         work(store)
         rank = store.rank
     print(DONE, rank, flush=True)

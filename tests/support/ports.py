@@ -72,12 +72,13 @@ class FakeServer:
     answer = Server.answer
 
     def __init__(self, workers: int, order: str = "arrival", reduce: str = "sum",
-                 optimizer: str | None = None, hyper: dict[str, Any] | None = None) -> None:
+                 optimizer: str | None = None, hyper: dict[str, Any] | None = None,
+                 type: str = "dist_sync", staleness: int = 0) -> None:
         self.pool = CheckedPool()
         self.host = "here"
         self.polling = Polling(0.0)
         self.node = SimpleNamespace(incarnation=9)
-        self.config_words = StoreConfig("dist_sync", order, reduce)
+        self.config_words = StoreConfig(type, order, reduce, staleness)
         install = Install(STORE, self.config_words, optimizer, hyper or {})
         self.keeper = Keeper(install, (1 << workers) - 1, self.pool, self.answer)  # type: ignore[arg-type]
         self.keepers = {STORE: self.keeper}

@@ -354,7 +354,7 @@ def _checked(
         raise ConfigError(f"this process is a {settings.role}; start that role by "
                           f"python -m asyncps {settings.role}", expected="a worker",
                           got=settings.role)
-    return kind, agreement(kind, order, reduce, multi_precision, staleness), settings
+    return kind, agreement(kind, order, reduce, staleness, multi_precision), settings
 
 
 def _refuse_unknown(options: dict[str, Any], others: tuple[str, ...]) -> None:

@@ -117,7 +117,7 @@ def test_value_that_cannot_be_right_is_refused_by_name(words: dict[str, Any]) ->
 @pytest.mark.parametrize("poll_us", [0, 1, 10_000])
 def test_looking_may_take_no_time_and_up_to_ten_milliseconds(poll_us: int) -> None:
     assert Config(poll_us=poll_us).poll_us == poll_us
-    assert Config().poll_us == 300
+    assert Config().poll_us == 500
 
 
 def test_unknown_name_of_ours_is_an_error_that_lists_the_known() -> None:

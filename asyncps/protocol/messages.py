@@ -101,8 +101,8 @@ class StoreConfig(msgspec.Struct, frozen=True, array_like=True):
     type: str
     order: str
     reduce: str
-    multi_precision: bool = False
     staleness: int = 0  # dist_ssp: how many clocks a worker may be ahead of the slowest
+    multi_precision: bool = False
 
 
 class OpenStore(Message, tag=20):

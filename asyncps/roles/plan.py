@@ -30,10 +30,10 @@ def describe(key: Key, dtype: str, shape: tuple[int, ...], itemsize: int) -> Key
 
 
 def agreement(
-    type: str, order: str, reduce: str, multi_precision: bool = False, staleness: int = 0
+    type: str, order: str, reduce: str, staleness: int = 0, multi_precision: bool = False
 ) -> StoreConfig:
     """Return what all workers must say alike when they open a store."""
-    return StoreConfig(type, order, reduce, multi_precision, staleness)
+    return StoreConfig(type, order, reduce, staleness, multi_precision)
 
 
 def bound_of(config: StoreConfig) -> int | None:

@@ -4,7 +4,7 @@ cimport numpy as cnp
 from libc.stdint cimport uint64_t
 
 from asyncps_ext.types cimport (
-    F64, GIL_FREE_BYTES, check_apart, check_array, check_like, dtype_of, same_dtype,
+    F64, GIL_FREE_BYTES, check_apart, check_array, check_like, dtype_of, same_dtype, variant_of,
 )
 
 cdef extern from "optim_kernels.h" nogil:
@@ -68,13 +68,8 @@ def _set_variant(str name not None):
     """Choose a variant (for tests); returns the name of the one in use before."""
     global table
     cdef str before = table.name.decode()
-    cdef int i = 0
-    while aps_optim_table_at(i) != NULL:
-        if aps_optim_table_at(i).name.decode() == name:
-            table = aps_optim_table_at(i)
-            return before
-        i += 1
-    raise ValueError(f"no variant {name!r} here, only {_variants()}")
+    table = aps_optim_table_at(variant_of(_variants(), name))
+    return before
 
 
 cdef int check(aps_optim_args *args, object out, object w, object g) except -1:
@@ -96,10 +91,16 @@ cdef int check(aps_optim_args *args, object out, object w, object g) except -1:
     return dtype
 
 
-cdef int check_real(aps_optim_args *args, object out, object w, object g) except -1:
+cdef int check_real(
+    aps_optim_args *args, object out, object w, object g, double wd, double rescale, double clip
+) except -1:
+    """What all steps on real numbers are given; returns the dtype."""
     cdef int dtype = check(args, out, w, g)
     if dtype > F64:
         raise TypeError(f"w must be float32 or float64, not {w.dtype}")
+    args.wd = wd
+    args.rescale = rescale
+    args.clip = clip
     return dtype
 
 
@@ -112,6 +113,20 @@ cdef char *check_state(object state, str name, int dtype, object out, object w, 
     check_apart(state, name, w, "w", False)
     check_apart(state, name, g, "g", False)
     return cnp.PyArray_BYTES(<cnp.ndarray>state)
+
+
+cdef int check_moments(
+    aps_optim_args *args, int dtype, object out, object w, object g, object m, object v,
+    double beta1, double beta2, double eps
+) except -1:
+    """What steps with Adam's moments are given beside that."""
+    args.m = check_state(m, "m", dtype, out, w, g)
+    args.v = check_state(v, "v", dtype, out, w, g)
+    check_apart(m, "m", v, "v", False)
+    args.beta1 = beta1
+    args.beta2 = beta2
+    args.eps = eps
+    return 0
 
 
 cdef int update(aps_update kernel, aps_optim_args *args, object w) except -1:
@@ -141,11 +156,8 @@ def test(out, w, g, rescale):
 def sgd(out, w, g, double lr, double wd, double rescale, double clip):
     """out = w - lr*(clip(rescale*g) + wd*w)."""
     cdef aps_optim_args args
-    cdef int dtype = check_real(&args, out, w, g)
+    cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
     args.lr = lr
-    args.wd = wd
-    args.rescale = rescale
-    args.clip = clip
     update(table.sgd[dtype], &args, w)
 
 
@@ -154,13 +166,10 @@ def sgd_momentum(
 ):
     """m = momentum*m - lr*(clip(rescale*g) + wd*w); out = w + m, or Nesterov's step."""
     cdef aps_optim_args args
-    cdef int dtype = check_real(&args, out, w, g)
+    cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
     args.m = check_state(m, "m", dtype, out, w, g)
     args.lr = lr
     args.momentum = momentum
-    args.wd = wd
-    args.rescale = rescale
-    args.clip = clip
     args.nesterov = nesterov
     update(table.sgd_momentum[dtype], &args, w)
 
@@ -171,17 +180,9 @@ def adam(
 ):
     """Adam's moments and step; lr_t carries the correction of the bias."""
     cdef aps_optim_args args
-    cdef int dtype = check_real(&args, out, w, g)
-    args.m = check_state(m, "m", dtype, out, w, g)
-    args.v = check_state(v, "v", dtype, out, w, g)
-    check_apart(m, "m", v, "v", False)
+    cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
+    check_moments(&args, dtype, out, w, g, m, v, beta1, beta2, eps)
     args.lr = lr_t
-    args.beta1 = beta1
-    args.beta2 = beta2
-    args.eps = eps
-    args.wd = wd
-    args.rescale = rescale
-    args.clip = clip
     update(table.adam[dtype], &args, w)
 
 
@@ -191,31 +192,20 @@ def adamw(
 ):
     """Adam's moments, and a step with the weight decay beside it."""
     cdef aps_optim_args args
-    cdef int dtype = check_real(&args, out, w, g)
-    args.m = check_state(m, "m", dtype, out, w, g)
-    args.v = check_state(v, "v", dtype, out, w, g)
-    check_apart(m, "m", v, "v", False)
+    cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
+    check_moments(&args, dtype, out, w, g, m, v, beta1, beta2, eps)
     args.lr = lr
     args.eta = eta
-    args.beta1 = beta1
-    args.beta2 = beta2
-    args.eps = eps
-    args.wd = wd
-    args.rescale = rescale
-    args.clip = clip
     update(table.adamw[dtype], &args, w)
 
 
 def adagrad(out, w, g, h, double lr, double eps, double wd, double rescale, double clip):
     """h = h + g'*g'; out = w - lr*(g'/sqrt(h+eps) + wd*w)."""
     cdef aps_optim_args args
-    cdef int dtype = check_real(&args, out, w, g)
+    cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
     args.m = check_state(h, "h", dtype, out, w, g)
     args.lr = lr
     args.eps = eps
-    args.wd = wd
-    args.rescale = rescale
-    args.clip = clip
     update(table.adagrad[dtype], &args, w)
 
 
@@ -225,14 +215,11 @@ def rmsprop(
 ):
     """n = gamma1*n + (1-gamma1)*g'*g'; out = w - lr*(g'/sqrt(n+eps)), bounded."""
     cdef aps_optim_args args
-    cdef int dtype = check_real(&args, out, w, g)
+    cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
     args.v = check_state(n, "n", dtype, out, w, g)
     args.lr = lr
     args.beta1 = gamma1
     args.eps = eps
-    args.wd = wd
-    args.rescale = rescale
-    args.clip = clip
     args.clip_weights = clip_weights
     update(table.rmsprop[dtype], &args, w)
 
@@ -243,7 +230,7 @@ def rmsprop_centered(
 ):
     """RMSProp around the mean gradient, with momentum."""
     cdef aps_optim_args args
-    cdef int dtype = check_real(&args, out, w, g)
+    cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
     args.v = check_state(n, "n", dtype, out, w, g)
     args.m = check_state(mean, "mean", dtype, out, w, g)
     args.d = check_state(delta, "delta", dtype, out, w, g)
@@ -254,9 +241,6 @@ def rmsprop_centered(
     args.beta1 = gamma1
     args.momentum = gamma2
     args.eps = eps
-    args.wd = wd
-    args.rescale = rescale
-    args.clip = clip
     args.clip_weights = clip_weights
     update(table.rmsprop_centered[dtype], &args, w)
 
@@ -266,16 +250,13 @@ def ftrl(
 ):
     """The FTRL-proximal step."""
     cdef aps_optim_args args
-    cdef int dtype = check_real(&args, out, w, g)
+    cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
     args.m = check_state(z, "z", dtype, out, w, g)
     args.v = check_state(n, "n", dtype, out, w, g)
     check_apart(z, "z", n, "n", False)
     args.lr = lr
     args.lamda1 = lamda1
     args.beta = beta
-    args.wd = wd
-    args.rescale = rescale
-    args.clip = clip
     update(table.ftrl[dtype], &args, w)
 
 
@@ -285,18 +266,10 @@ def lamb_direction(
 ):
     """Adam's moments, and where LAMB goes before the length of its step is known."""
     cdef aps_optim_args args
-    cdef int dtype = check_real(&args, out, w, g)
-    args.m = check_state(m, "m", dtype, out, w, g)
-    args.v = check_state(v, "v", dtype, out, w, g)
-    check_apart(m, "m", v, "v", False)
-    args.beta1 = beta1
-    args.beta2 = beta2
-    args.eps = eps
-    args.wd = wd
+    cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
+    check_moments(&args, dtype, out, w, g, m, v, beta1, beta2, eps)
     args.fix1 = fix1
     args.fix2 = fix2
-    args.rescale = rescale
-    args.clip = clip
     update(table.lamb_direction[dtype], &args, w)
 
 

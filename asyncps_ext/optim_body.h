@@ -81,76 +81,16 @@ APS_TARGET static void APS_FN(sgd_momentum)(const aps_optim_args *a)
         APS_FN(momentum_loop)(a, 0, 0);
 }
 
-APS_TARGET static APS_INLINE void APS_FN(adam_loop)(const aps_optim_args *a, const int clipped)
-{
-    APS_ELEM *out = (APS_ELEM *)a->out, *m = (APS_ELEM *)a->m, *v = (APS_ELEM *)a->v;
-    const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
-    const APS_REAL lr = (APS_REAL)a->lr, wd = (APS_REAL)a->wd, eps = (APS_REAL)a->eps;
-    const APS_REAL rescale = (APS_REAL)a->rescale, clip = (APS_REAL)a->clip;
-    const APS_REAL beta1 = (APS_REAL)a->beta1, rest1 = (APS_REAL)1 - beta1;
-    const APS_REAL beta2 = (APS_REAL)a->beta2, rest2 = (APS_REAL)1 - beta2;
-    const ptrdiff_t n = a->n;
-    APS_INDEPENDENT
-    for (ptrdiff_t i = 0; i < n; i++) {
-        const APS_REAL weight = w[i];
-        APS_REAL grad = rescale * g[i] + wd * weight;
-        if (clipped)
-            grad = APS_FN(bound)(grad, clip);
-        const APS_REAL mean = beta1 * m[i] + rest1 * grad;
-        const APS_REAL variance = beta2 * v[i] + rest2 * grad * grad;
-        m[i] = mean;
-        v[i] = variance;
-        out[i] = weight - lr * mean / (APS_SQRT(variance) + eps);
-    }
-}
-
-APS_TARGET static void APS_FN(adam)(const aps_optim_args *a)
-{
-    if (a->clip >= 0)
-        APS_FN(adam_loop)(a, 1);
-    else
-        APS_FN(adam_loop)(a, 0);
-}
-
-APS_TARGET static APS_INLINE void APS_FN(adamw_loop)(const aps_optim_args *a, const int clipped)
+/* Steps with Adam's moments. Adam decays the gradient, before the clip; AdamW the weights; LAMB's out
+ * is the direction of its step, whose length is not known yet. */
+APS_TARGET static APS_INLINE void APS_FN(moments_loop)(const aps_optim_args *a, const int clipped,
+                                                       const int kind)
 {
     APS_ELEM *out = (APS_ELEM *)a->out, *m = (APS_ELEM *)a->m, *v = (APS_ELEM *)a->v;
     const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
     const APS_REAL lr = (APS_REAL)a->lr, wd = (APS_REAL)a->wd, eps = (APS_REAL)a->eps;
     const APS_REAL rescale = (APS_REAL)a->rescale, clip = (APS_REAL)a->clip;
     const APS_REAL eta = (APS_REAL)a->eta;
-    const APS_REAL beta1 = (APS_REAL)a->beta1, rest1 = (APS_REAL)1 - beta1;
-    const APS_REAL beta2 = (APS_REAL)a->beta2, rest2 = (APS_REAL)1 - beta2;
-    const ptrdiff_t n = a->n;
-    APS_INDEPENDENT
-    for (ptrdiff_t i = 0; i < n; i++) {
-        const APS_REAL weight = w[i];
-        APS_REAL grad = rescale * g[i];
-        if (clipped)
-            grad = APS_FN(bound)(grad, clip);
-        const APS_REAL mean = beta1 * m[i] + rest1 * grad;
-        const APS_REAL variance = beta2 * v[i] + rest2 * grad * grad;
-        m[i] = mean;
-        v[i] = variance;
-        out[i] = weight - eta * (lr * mean / (APS_SQRT(variance) + eps) + wd * weight);
-    }
-}
-
-APS_TARGET static void APS_FN(adamw)(const aps_optim_args *a)
-{
-    if (a->clip >= 0)
-        APS_FN(adamw_loop)(a, 1);
-    else
-        APS_FN(adamw_loop)(a, 0);
-}
-
-/* LAMB before the length of its step is known: m and v as Adam's, out is the direction. */
-APS_TARGET static APS_INLINE void APS_FN(lamb_loop)(const aps_optim_args *a, const int clipped)
-{
-    APS_ELEM *out = (APS_ELEM *)a->out, *m = (APS_ELEM *)a->m, *v = (APS_ELEM *)a->v;
-    const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
-    const APS_REAL wd = (APS_REAL)a->wd, eps = (APS_REAL)a->eps;
-    const APS_REAL rescale = (APS_REAL)a->rescale, clip = (APS_REAL)a->clip;
     const APS_REAL fix1 = (APS_REAL)a->fix1, fix2 = (APS_REAL)a->fix2;
     const APS_REAL beta1 = (APS_REAL)a->beta1, rest1 = (APS_REAL)1 - beta1;
     const APS_REAL beta2 = (APS_REAL)a->beta2, rest2 = (APS_REAL)1 - beta2;
@@ -159,22 +99,45 @@ APS_TARGET static APS_INLINE void APS_FN(lamb_loop)(const aps_optim_args *a, con
     for (ptrdiff_t i = 0; i < n; i++) {
         const APS_REAL weight = w[i];
         APS_REAL grad = rescale * g[i];
+        if (kind == APS_ADAM)
+            grad = grad + wd * weight;
         if (clipped)
             grad = APS_FN(bound)(grad, clip);
         const APS_REAL mean = beta1 * m[i] + rest1 * grad;
         const APS_REAL variance = beta2 * v[i] + rest2 * grad * grad;
         m[i] = mean;
         v[i] = variance;
-        out[i] = mean / fix1 / (APS_SQRT(variance / fix2) + eps) + wd * weight;
+        if (kind == APS_ADAM)
+            out[i] = weight - lr * mean / (APS_SQRT(variance) + eps);
+        else if (kind == APS_ADAMW)
+            out[i] = weight - eta * (lr * mean / (APS_SQRT(variance) + eps) + wd * weight);
+        else
+            out[i] = mean / fix1 / (APS_SQRT(variance / fix2) + eps) + wd * weight;
     }
+}
+
+APS_TARGET static void APS_FN(adam)(const aps_optim_args *a)
+{
+    if (a->clip >= 0)
+        APS_FN(moments_loop)(a, 1, APS_ADAM);
+    else
+        APS_FN(moments_loop)(a, 0, APS_ADAM);
+}
+
+APS_TARGET static void APS_FN(adamw)(const aps_optim_args *a)
+{
+    if (a->clip >= 0)
+        APS_FN(moments_loop)(a, 1, APS_ADAMW);
+    else
+        APS_FN(moments_loop)(a, 0, APS_ADAMW);
 }
 
 APS_TARGET static void APS_FN(lamb_direction)(const aps_optim_args *a)
 {
     if (a->clip >= 0)
-        APS_FN(lamb_loop)(a, 1);
+        APS_FN(moments_loop)(a, 1, APS_LAMB);
     else
-        APS_FN(lamb_loop)(a, 0);
+        APS_FN(moments_loop)(a, 0, APS_LAMB);
 }
 
 /* Eight partial sums, in every variant the same: vector code may hold them in one register or four. */

@@ -17,6 +17,8 @@ typedef struct {
     int nesterov;
 } aps_optim_args;
 
+enum { APS_ADAM, APS_ADAMW, APS_LAMB }; /* steps with Adam's moments */
+
 typedef void (*aps_update)(const aps_optim_args *args);
 typedef double (*aps_squares)(const void *x, ptrdiff_t n);
 
@@ -46,14 +48,9 @@ typedef struct {
 #undef APS_VARIANT
 #endif
 
-/* Best first; NULL behind the last one that this processor can run. */
 static const aps_optim_table *aps_optim_table_at(int i)
 {
-#if APS_HAVE_V3
-    if (aps_cpu_has_v3())
-        return i == 0 ? &aps_v3_table : i == 1 ? &aps_baseline_table : NULL;
-#endif
-    return i == 0 ? &aps_baseline_table : NULL;
+    return APS_TABLE_AT(i);
 }
 
 #endif

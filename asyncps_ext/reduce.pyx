@@ -4,6 +4,7 @@ cimport numpy as cnp
 
 from asyncps_ext.types cimport (
     F64, GIL_FREE_BYTES, check_apart, check_array, check_dtype, check_like, dtype_of, same_dtype,
+    variant_of,
 )
 
 cdef extern from "reduce_kernels.h" nogil:
@@ -40,13 +41,8 @@ def _set_variant(str name not None):
     """Choose a variant (for tests); returns the name of the one in use before."""
     global table
     cdef str before = table.name.decode()
-    cdef int i = 0
-    while aps_reduce_table_at(i) != NULL:
-        if aps_reduce_table_at(i).name.decode() == name:
-            table = aps_reduce_table_at(i)
-            return before
-        i += 1
-    raise ValueError(f"no variant {name!r} here, only {_variants()}")
+    table = aps_reduce_table_at(variant_of(_variants(), name))
+    return before
 
 
 cdef int binary(aps_binary kernel, object out, object x) except -1:

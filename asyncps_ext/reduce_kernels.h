@@ -103,14 +103,9 @@ static APS_INLINE uint16_t aps_f32_bits_to_bf16(uint32_t bits)
 #undef APS_F16C
 #endif
 
-/* Best first; NULL behind the last one that this processor can run. */
 static const aps_reduce_table *aps_reduce_table_at(int i)
 {
-#if APS_HAVE_V3
-    if (aps_cpu_has_v3())
-        return i == 0 ? &aps_v3_table : i == 1 ? &aps_baseline_table : NULL;
-#endif
-    return i == 0 ? &aps_baseline_table : NULL;
+    return APS_TABLE_AT(i);
 }
 
 #endif

@@ -4,7 +4,7 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t, uint64_t
 
 from asyncps_ext.types cimport (
-    F64, GIL_FREE_BYTES, check_apart, check_array, check_dtype, dtype_of,
+    F64, GIL_FREE_BYTES, check_apart, check_array, check_dtype, dtype_of, variant_of,
 )
 
 cdef extern from "sparse_fill_kernels.h" nogil:
@@ -38,13 +38,8 @@ def _set_variant(str name not None):
     """Choose a variant (for tests); returns the name of the one in use before."""
     global table
     cdef str before = table.name.decode()
-    cdef int i = 0
-    while aps_fill_table_at(i) != NULL:
-        if aps_fill_table_at(i).name.decode() == name:
-            table = aps_fill_table_at(i)
-            return before
-        i += 1
-    raise ValueError(f"no variant {name!r} here, only {_variants()}")
+    table = aps_fill_table_at(variant_of(_variants(), name))
+    return before
 
 
 cdef int fill(

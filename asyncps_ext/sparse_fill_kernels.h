@@ -94,14 +94,9 @@ static APS_INLINE double aps_tail(double p)
 #undef APS_VARIANT
 #endif
 
-/* Best first; NULL behind the last one that this processor can run. */
 static const aps_fill_table *aps_fill_table_at(int i)
 {
-#if APS_HAVE_V3
-    if (aps_cpu_has_v3())
-        return i == 0 ? &aps_v3_table : i == 1 ? &aps_baseline_table : NULL;
-#endif
-    return i == 0 ? &aps_baseline_table : NULL;
+    return APS_TABLE_AT(i);
 }
 
 #endif

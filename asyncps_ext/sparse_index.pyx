@@ -63,26 +63,26 @@ cdef int check_inside(object ids, Py_ssize_t n, int64_t low, int64_t high) excep
     return 0
 
 
-cdef class RowIndex:
-    """Slots of row ids of any range, by hash."""
+cdef class Index:
+    """What both indexes do; how is told by the C methods, which are called without the GIL."""
 
-    cdef aps_index index
     cdef bint busy
+    cdef int64_t low, high  # ids that may be inserted: low <= id < high
 
-    def __cinit__(self):
-        if aps_index_init(&self.index, int.from_bytes(os.urandom(8), "little")) < 0:
-            raise MemoryError()
+    cdef int64_t _count(self) noexcept nogil:
+        return 0
 
-    def __dealloc__(self):
-        aps_index_free(&self.index)
+    cdef void _lookup(self, const aps_i64 *ids, Py_ssize_t n, aps_i64 *slots) noexcept nogil:
+        pass
+
+    cdef int _insert(self, const aps_i64 *ids, Py_ssize_t n, aps_i64 *slots) noexcept nogil:
+        return -1
+
+    cdef void _items(self, aps_i64 *ids) noexcept nogil:
+        pass
 
     def __len__(self):
-        return self.index.count
-
-    @property
-    def nbytes(self):
-        """Bytes of memory in use."""
-        return self.index.bytes
+        return self._count()
 
     def lookup(self, ids, slots):
         """Write the slot of each id, -1 where there is none."""
@@ -91,10 +91,10 @@ cdef class RowIndex:
         cdef aps_i64 *to = numbers(slots)
         self._enter()
         if 8 * n < GIL_FREE_BYTES:
-            aps_index_lookup(&self.index, which, n, to)
+            self._lookup(which, n, to)
         else:
             with nogil:
-                aps_index_lookup(&self.index, which, n, to)
+                self._lookup(which, n, to)
         self.busy = False
 
     def insert(self, ids, slots):
@@ -102,25 +102,25 @@ cdef class RowIndex:
         cdef Py_ssize_t n = check_ids_and_slots(ids, slots)
         cdef const aps_i64 *which = numbers(ids)
         cdef aps_i64 *to = numbers(slots)
-        cdef int64_t before = self.index.count
+        cdef int64_t before = self._count()
         cdef int failed
-        check_inside(ids, n, 0, HIGHEST)
+        check_inside(ids, n, self.low, self.high)
         self._enter()
         if 8 * n < GIL_FREE_BYTES:
-            failed = aps_index_insert(&self.index, which, n, to)
+            failed = self._insert(which, n, to)
         else:
             with nogil:
-                failed = aps_index_insert(&self.index, which, n, to)
+                failed = self._insert(which, n, to)
         self.busy = False
         if failed:
             raise MemoryError("no memory for the index of rows")
-        return self.index.count - before
+        return self._count() - before
 
     def items(self):
         """The ids in the order of their slots."""
-        cdef object ids = np.empty(self.index.count, np.int64)
+        cdef object ids = np.empty(self._count(), np.int64)
         self._enter()
-        aps_index_items(&self.index, numbers(ids))
+        self._items(numbers(ids))
         self.busy = False
         return ids
 
@@ -132,15 +132,46 @@ cdef class RowIndex:
         return 0
 
 
-cdef class RangeIndex:
+cdef class RowIndex(Index):
+    """Slots of row ids of any range, by hash."""
+
+    cdef aps_index index
+
+    def __cinit__(self):
+        self.high = HIGHEST
+        if aps_index_init(&self.index, int.from_bytes(os.urandom(8), "little")) < 0:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        aps_index_free(&self.index)
+
+    @property
+    def nbytes(self):
+        """Bytes of memory in use."""
+        return self.index.bytes
+
+    cdef int64_t _count(self) noexcept nogil:
+        return self.index.count
+
+    cdef void _lookup(self, const aps_i64 *ids, Py_ssize_t n, aps_i64 *slots) noexcept nogil:
+        aps_index_lookup(&self.index, ids, n, slots)
+
+    cdef int _insert(self, const aps_i64 *ids, Py_ssize_t n, aps_i64 *slots) noexcept nogil:
+        return aps_index_insert(&self.index, ids, n, slots)
+
+    cdef void _items(self, aps_i64 *ids) noexcept nogil:
+        aps_index_items(&self.index, ids)
+
+
+cdef class RangeIndex(Index):
     """Slots of row ids of a known range: four bytes for each, touched or not."""
 
     cdef aps_range index
-    cdef bint busy
 
     def __cinit__(self, int64_t first, int64_t stop):
         if first < 0 or stop < first or stop - first >= 0xFFFFFFFF:
             raise ValueError(f"a range of ids from {first} to {stop} cannot be kept in 32 bits")
+        self.low, self.high = first, stop
         self.index.first = first
         self.index.rows = stop - first
         self.index.places = <uint32_t *>calloc(stop - first + 1, sizeof(uint32_t))
@@ -150,53 +181,20 @@ cdef class RangeIndex:
     def __dealloc__(self):
         free(self.index.places)
 
-    def __len__(self):
-        return self.index.count
-
     @property
     def nbytes(self):
         """Bytes of memory in use; pages of it that no id has touched cost nothing."""
         return self.index.rows * sizeof(uint32_t)
 
-    def lookup(self, ids, slots):
-        """As RowIndex.lookup."""
-        cdef Py_ssize_t n = check_ids_and_slots(ids, slots)
-        cdef const aps_i64 *which = numbers(ids)
-        cdef aps_i64 *to = numbers(slots)
-        self._enter()
-        if 8 * n < GIL_FREE_BYTES:
-            aps_range_lookup(&self.index, which, n, to)
-        else:
-            with nogil:
-                aps_range_lookup(&self.index, which, n, to)
-        self.busy = False
+    cdef int64_t _count(self) noexcept nogil:
+        return self.index.count
 
-    def insert(self, ids, slots):
-        """As RowIndex.insert."""
-        cdef Py_ssize_t n = check_ids_and_slots(ids, slots)
-        cdef const aps_i64 *which = numbers(ids)
-        cdef aps_i64 *to = numbers(slots)
-        cdef int64_t before = self.index.count
-        check_inside(ids, n, self.index.first, self.index.first + self.index.rows)
-        self._enter()
-        if 8 * n < GIL_FREE_BYTES:
-            aps_range_insert(&self.index, which, n, to)
-        else:
-            with nogil:
-                aps_range_insert(&self.index, which, n, to)
-        self.busy = False
-        return self.index.count - before
+    cdef void _lookup(self, const aps_i64 *ids, Py_ssize_t n, aps_i64 *slots) noexcept nogil:
+        aps_range_lookup(&self.index, ids, n, slots)
 
-    def items(self):
-        """As RowIndex.items."""
-        cdef object ids = np.empty(self.index.count, np.int64)
-        self._enter()
-        aps_range_items(&self.index, numbers(ids))
-        self.busy = False
-        return ids
-
-    cdef int _enter(self) except -1:
-        if self.busy:
-            raise RuntimeError("the index is in use by another thread")
-        self.busy = True
+    cdef int _insert(self, const aps_i64 *ids, Py_ssize_t n, aps_i64 *slots) noexcept nogil:
+        aps_range_insert(&self.index, ids, n, slots)
         return 0
+
+    cdef void _items(self, aps_i64 *ids) noexcept nogil:
+        aps_range_items(&self.index, ids)

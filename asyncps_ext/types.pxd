@@ -14,6 +14,13 @@ cdef enum Dtype:
     F32, F64, I8, U8, I32, I64
 
 
+cdef inline int variant_of(tuple names, str name) except -1:
+    """Which of a module's variants has this name."""
+    if name not in names:
+        raise ValueError(f"no variant {name!r} here, only {names}")
+    return names.index(name)
+
+
 cdef inline int check_array(object array, str name, bint written) except -1:
     """A 1-d C-contiguous ndarray in native byte order; writable if it is written."""
     if not cnp.PyArray_Check(array):

@@ -67,4 +67,15 @@ static APS_UNUSED int aps_cpu_has_v3(void)
 #endif
 }
 
+/* Best first; NULL behind the last one that this processor can run. */
+#if APS_HAVE_V3
+#define APS_TABLE_AT(i) \
+    (!aps_cpu_has_v3()  ? ((i) == 0 ? &aps_baseline_table : NULL) \
+     : (i) == 0         ? &aps_v3_table                           \
+     : (i) == 1         ? &aps_baseline_table                     \
+                        : NULL)
+#else
+#define APS_TABLE_AT(i) ((i) == 0 ? &aps_baseline_table : NULL)
+#endif
+
 #endif

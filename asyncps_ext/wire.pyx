@@ -13,7 +13,7 @@ from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 import numpy as np
 
-from asyncps_ext.types cimport GIL_FREE_BYTES
+from asyncps_ext.types cimport GIL_FREE_BYTES, variant_of
 
 cdef extern from "wire_kernels.h" nogil:
     enum:
@@ -84,13 +84,8 @@ def _set_variant(str name not None):
     """Choose a variant (for tests); returns the name of the one in use before."""
     global table
     cdef str before = table.name.decode()
-    cdef int i = 0
-    while aps_wire_table_at(i) != NULL:
-        if aps_wire_table_at(i).name.decode() == name:
-            table = aps_wire_table_at(i)
-            return before
-        i += 1
-    raise ValueError(f"no variant {name!r} here, only {_variants()}")
+    table = aps_wire_table_at(variant_of(_variants(), name))
+    return before
 
 
 cdef int acquire(object buffer, Py_buffer *view, int flags) except -1:

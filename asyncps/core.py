@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -185,13 +184,7 @@ class Core:
         Raises:
             AsyncPSError: Why it failed.
         """
-        op = call.op
-        if not op.ended:
-            try:
-                await op.end()
-            except asyncio.CancelledError:
-                self.worker.let_go(op)
-                raise
+        await self.worker.settle(call.op)
         return call.result()
 
     async def init(self, keys: Any, values: Any) -> None:

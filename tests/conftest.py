@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 from pytest_asyncio import is_async_test
 
+from asyncps import optim
 from tests.support import leaks
 from tests.support.processes import ProcessGroup
 
@@ -142,3 +143,12 @@ def _has_gpu() -> bool:
     except ImportError:
         return False
     return bool(cupy.cuda.is_available())
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Optimizers that a test registers are forgotten with it."""
+    before = dict(optim.REGISTRY)
+    yield
+    optim.REGISTRY.clear()
+    optim.REGISTRY.update(before)

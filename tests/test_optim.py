@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -141,14 +140,6 @@ def test_all_hyper_parameters_travel() -> None:
         hyper = kind(**(words if "learning_rate" in kind.defaults else {})).hyper
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(hyper)) == hyper
         assert optim.checked(kind, hyper) == hyper
-
-
-@pytest.fixture
-def registered() -> Iterator[None]:
-    before = dict(optim.REGISTRY)
-    yield
-    optim.REGISTRY.clear()
-    optim.REGISTRY.update(before)
 
 
 @pytest.mark.usefixtures("registered")

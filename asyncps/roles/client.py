@@ -16,21 +16,11 @@ import numpy as np
 
 from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, TensorError
 from asyncps.protocol import messages
-from asyncps.protocol.frames import Header, Kind
+from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
 from asyncps.roles.framing import data_frame
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import (
-    PUSH,
-    PUSHPULL,
-    Held,
-    KeyInfo,
-    Plan,
-    RemoteUnit,
-    Scatter,
-    SlabPlan,
-    bound_of,
-)
+from asyncps.roles.plan import Held, KeyInfo, Plan, RemoteUnit, Scatter, SlabPlan, bound_of
 from asyncps.state.requests import Step
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
@@ -47,7 +37,6 @@ scatter_rows: Callable[..., int] = wire.scatter_rows
 # Copies of pushed values and gathered rows that are kept for the next round.
 _POOL_BYTES = 256 << 20
 
-PULL, ASSIGN, WAIT = int(Kind.PULL), int(Kind.ASSIGN), int(Kind.WAIT)
 _KINDS = {"push": PUSH, "pull": PULL, "pushpull": PUSHPULL, "assign": ASSIGN}
 
 

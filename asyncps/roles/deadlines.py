@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, DeadlineExceeded, LocalProtocolError
 from asyncps.protocol import messages
-from asyncps.protocol.frames import Header, Kind
+from asyncps.protocol.frames import ASSIGN, INIT, PUSH, Header
 from asyncps.roles.node import LATE_S
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
@@ -22,7 +22,7 @@ from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
 
-_OWED = frozenset({int(Kind.PUSH), int(Kind.INIT), int(Kind.ASSIGN)})
+_OWED = frozenset({PUSH, INIT, ASSIGN})
 
 
 class Deadlines:

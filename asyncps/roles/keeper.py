@@ -17,11 +17,11 @@ from asyncps.errors import (
     RemoteProtocolError,
     UnknownKey,
 )
-from asyncps.protocol.frames import Header, Kind
+from asyncps.protocol.frames import WAIT, Header
 from asyncps.protocol.messages import Install, Missing, SetHyper, UnitSpec
 from asyncps.roles.freeunit import FreeUnit
 from asyncps.roles.plan import bound_of
-from asyncps.roles.slab import Slab
+from asyncps.roles.slab import Slab, parts_of
 from asyncps.roles.unit import Rules, Unit, Waiter
 from asyncps.tensor import dtypes
 from asyncps.tensor.dtypes import Dtype
@@ -29,7 +29,6 @@ from asyncps.tensor.pool import Bytes, Pool
 from asyncps.tensor.words import Span, Words, prepared
 
 _NOTHING = memoryview(b"")
-WAIT = int(Kind.WAIT)
 
 # Versions of hyper-parameters that are kept: pushes in flight are at most a few versions old.
 _KEPT_HYPER = 1024
@@ -73,14 +72,14 @@ class Keeper:
         self.rules.optimizer = install.optimizer
         self.rules.hyper = {0: words}
         for unit in self.units.values():
-            for part in _parts(unit):
+            for part in parts_of(unit):
                 part.forget_optimizer()
 
     def left(self, rank: int) -> None:
         """Wait for a worker no longer; complete the rounds that waited for it alone."""
         self.rules.members &= ~(1 << rank)
         for unit in self.units.values():
-            for part in _parts(unit):
+            for part in parts_of(unit):
                 part.arrived(rank, 1 << 63)
                 _forget_waiting(part, rank)
                 for _, waiters in part.left(self.rules):
@@ -294,7 +293,7 @@ class Keeper:
         if unit is None:
             raise UnknownKey("no such unit on this server", got=message.unit)
         ranks: set[int] = set()
-        parts: Sequence[Unit] = _parts(unit)
+        parts: Sequence[Unit] = parts_of(unit)
         if isinstance(unit, Slab) and unit.whole is None and message.rows:
             unit.size_of(message.rows)
             parts = [unit.rows[row] for row in message.rows]
@@ -342,12 +341,6 @@ def _checked_hyper(name: str, hyper: Mapping[str, Any]) -> Words:
 
 
 Target = tuple[Unit | Slab, Sequence[int] | None]
-
-
-def _parts(unit: Unit | Slab) -> Sequence[Unit]:
-    if isinstance(unit, Unit):
-        return (unit,)
-    return unit.rows if unit.whole is None else (unit.whole,)
 
 
 def typed(error: AsyncPSError, key: Any, host: str) -> AsyncPSError:

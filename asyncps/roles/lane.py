@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from asyncps.errors import AsyncPSError, ConfigError, RemoteProtocolError
 from asyncps.protocol import messages
-from asyncps.protocol.frames import HEADER_SIZE, Header, Kind
+from asyncps.protocol.frames import DATA, ERROR, HEADER_SIZE, Header
 from asyncps.protocol.handshake import LANE
 from asyncps.roles.node import Node
 from asyncps.transport.blocking import close_quietly, open_socket, send_parts, wait_at_most
@@ -50,7 +50,6 @@ LANE_NUMBERS = 1 << 62
 
 look: Callable[..., int] = wire.look
 
-_DATA, _ERROR = int(Kind.DATA), int(Kind.ERROR)
 
 
 class _Lane:
@@ -233,11 +232,11 @@ class Lanes:
         except BaseException:
             self.drop(server)  # Ctrl-C may have come in the middle of a frame
             raise
-        if header.kind == _ERROR:
+        if header.kind == ERROR:
             info = messages.decode(table)
             if isinstance(info, messages.ErrorInfo):
                 raise messages.error_from_wire(info)
-        if header.kind != _DATA or len(payload) != expected:
+        if header.kind != DATA or len(payload) != expected:
             self.drop(server)
             return None
         return payload

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from asyncps.errors import AsyncPSError
-from asyncps.protocol.frames import Kind
+from asyncps.protocol.frames import PUSH, PUSHPULL
 from asyncps.protocol.messages import Key, KeySpec, Piece, StoreConfig
 from asyncps.roles.operation import Operation, resolve
 from asyncps.state.requests import Step, UnitTrack
@@ -40,8 +40,6 @@ def bound_of(config: StoreConfig) -> int | None:
     """Return how far ahead of the slowest a worker may be: 0 in step, None for any number."""
     return None if config.type == "dist_async" else config.staleness
 
-
-PUSH, PUSHPULL = int(Kind.PUSH), int(Kind.PUSHPULL)
 
 # What the rows of an answer are written to: their dtype, their shapes, and the arrays.
 Scatter = tuple[np.dtype[Any], tuple[tuple[int, ...], ...], Sequence[Any]]

@@ -16,7 +16,21 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol import messages
-from asyncps.protocol.frames import MAX_ROWS, Flag, Header, Kind
+from asyncps.protocol.frames import (
+    ACK,
+    ASSIGN,
+    CONTROL,
+    ERROR,
+    HEARTBEAT,
+    INIT,
+    MAX_ROWS,
+    PULL,
+    PUSH,
+    PUSHPULL,
+    WAIT,
+    Flag,
+    Header,
+)
 from asyncps.protocol.messages import AnyMessage, UnitSpec
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
@@ -42,10 +56,6 @@ _MAX_PARKED = 1 << 16
 # Answers that may wait for one worker to read them: as many chunks are 8 GiB.
 _MAX_QUEUED = 8192
 
-# Plain numbers: looking up a member of an enum takes longer than comparing it.
-INIT, ASSIGN, PUSH, PULL = int(Kind.INIT), int(Kind.ASSIGN), int(Kind.PUSH), int(Kind.PULL)
-PUSHPULL, WAIT = int(Kind.PUSHPULL), int(Kind.WAIT)
-HEARTBEAT, CONTROL = int(Kind.HEARTBEAT), int(Kind.CONTROL)
 _DATA_KINDS = frozenset({PUSH, PUSHPULL, INIT, ASSIGN})
 
 
@@ -190,7 +200,7 @@ class WorkerPort:
         """Answer a request with an error."""
         info = messages.error_to_wire(error, self.server.host)
         table = messages.encode(info)
-        header = pack_header(Kind.ERROR, 0, 0, 0, request, 0, 0, 0, len(table), 0, 0, 0)
+        header = pack_header(ERROR, 0, 0, 0, request, 0, 0, 0, len(table), 0, 0, 0)
         self.send(Outgoing(priority, [header, table], len(header) + len(table)))
 
     def _counted(self, keeper: Keeper, target: Target, header: Header) -> None:
@@ -212,7 +222,7 @@ class WorkerPort:
 
     def _ack(self, header: Header) -> None:
         frame = pack_header(
-            Kind.ACK, 0, 0, 0, header.request, header.unit, 0, header.clock, 0, 0, 0, 0
+            ACK, 0, 0, 0, header.request, header.unit, 0, header.clock, 0, 0, 0, 0
         )
         self.send(Outgoing(header.priority, [frame], len(frame)))
 

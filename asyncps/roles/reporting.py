@@ -5,12 +5,11 @@ Nothing is counted for it while nobody asks; a question costs a look at the open
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from asyncps.protocol.messages import Report, Wait
-from asyncps.roles.slab import Slab
-from asyncps.roles.unit import Unit
+from asyncps.roles.slab import parts_of
 from asyncps.state.overview import MAX_WAITS
 
 if TYPE_CHECKING:
@@ -97,13 +96,6 @@ def late(keepers: Mapping[int, Keeper], now: float) -> list[Wait]:
                 if looked >= _MAX_LOOKED:
                     return _longest(found.values())
     return _longest(found.values())
-
-
-def parts_of(unit: Unit | Slab) -> Sequence[Unit]:
-    """Return what has rounds of its own: a chunk, a whole slab, or its rows."""
-    if isinstance(unit, Unit):
-        return (unit,)
-    return unit.rows if unit.whole is None else (unit.whole,)
 
 
 def _longest(waits: Iterable[Wait]) -> list[Wait]:

@@ -19,7 +19,7 @@ from asyncps.errors import (
     StaleIncarnation,
 )
 from asyncps.protocol import messages
-from asyncps.protocol.frames import HEADER_SIZE, Kind
+from asyncps.protocol.frames import ACK, DATA, HEADER_SIZE
 from asyncps.protocol.handshake import LANE
 from asyncps.protocol.messages import AnyMessage, Install, Members
 from asyncps.roles import reporting
@@ -38,8 +38,6 @@ from asyncps_ext import wire
 log = logging.getLogger(__name__)
 
 pack_header: Callable[..., bytes] = wire.pack_header
-
-ACK, DATA = int(Kind.ACK), int(Kind.DATA)
 
 # Transit memory that is kept beside what the values need: one chunk for each of 32 workers.
 _POOL_BYTES = 32 << 20

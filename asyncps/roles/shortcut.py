@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asyncps.errors import AsyncPSError
+from asyncps.protocol.frames import PUSHPULL
 from asyncps.roles.client import Client
 from asyncps.roles.framing import data_frame
 from asyncps.roles.lane import LANE_BYTES, Lanes
 from asyncps.roles.node import Node
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import PUSHPULL, Plan
+from asyncps.roles.plan import Plan
 from asyncps.state.requests import Step
 
 __all__ = ["Attempt", "Shortcut", "Step"]

@@ -163,3 +163,9 @@ class Slab:
         row.failed = dict(whole.failed)
         return row
 
+
+def parts_of(unit: Unit | Slab) -> Sequence[Unit]:
+    """Return what has rounds of its own: a chunk, a whole slab, or its rows."""
+    if isinstance(unit, Unit):
+        return (unit,)
+    return unit.rows if unit.whole is None else (unit.whole,)

@@ -189,7 +189,9 @@ class Worker:
         for unit, rows in slabs.items():
             _init_rows(client, op, unit, rows)
         op.part_done()
-        await self.finish(op)
+        await self.settle(op)
+        if op.error is not None:
+            raise op.error
         await self.node.ask(messages.Ready(client.number, fresh))
 
     async def look_up(self, client: Client, keys: Sequence[Key]) -> None:
@@ -243,19 +245,13 @@ class Worker:
             log.exception("%s failed", op.verb)
             op.part_done(AsyncPSError(f"{op.verb} failed: {failed!r}"))
 
-    async def finish(self, op: Operation) -> None:
-        """Wait for an operation; give its memory back whatever happens.
-
-        Raises:
-            AsyncPSError: Why it failed.
-        """
+    async def settle(self, op: Operation) -> None:
+        """Wait for the end of an operation, well or not; a cancelled wait gives its memory back."""
         try:
             await op.end()
         except asyncio.CancelledError:
             self.let_go(op)
             raise
-        if op.error is not None:
-            raise op.error
 
     def let_go(self, op: Operation) -> None:
         """Forget the caller's memory: copy what is still to be sent, drop what still comes.

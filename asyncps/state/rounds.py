@@ -19,6 +19,19 @@ LAST = 4  # every member has contributed: apply the round
 CLOCK_WINDOW = 2
 
 
+def check_next(rank: int, clock: int, last: int, applied: int) -> None:
+    """Refuse a push that is not the next of its rank, or too far ahead of what is applied.
+
+    Raises:
+        RemoteProtocolError: A clock that skips one, or beyond the window.
+    """
+    if clock != last + 1:
+        raise RemoteProtocolError("a push skips a clock", rank=rank, expected=last + 1, got=clock)
+    if clock > applied + CLOCK_WINDOW:
+        raise RemoteProtocolError("a push beyond the clock window", rank=rank,
+                                  expected=f"at most {applied + CLOCK_WINDOW}", got=clock)
+
+
 class Rounds:
     """The clocks of one unit.
 
@@ -53,12 +66,7 @@ class Rounds:
         last = self.pushed.get(rank, 0)
         if clock <= last:
             return REPLAY
-        if clock != last + 1:
-            raise RemoteProtocolError("a push skips a clock", rank=rank, expected=last + 1,
-                                      got=clock)
-        if clock > self.applied + CLOCK_WINDOW:
-            raise RemoteProtocolError("a push beyond the clock window", rank=rank,
-                                      expected=f"at most {self.applied + CLOCK_WINDOW}", got=clock)
+        check_next(rank, clock, last, self.applied)
         self.pushed[rank] = clock
         before = self.open.get(clock, 0)
         after = before | 1 << rank

@@ -8,8 +8,7 @@ Server", 2013). Every rank has clocks of its own; a replay is recognised and nev
 
 from __future__ import annotations
 
-from asyncps.errors import RemoteProtocolError
-from asyncps.state.rounds import CLOCK_WINDOW
+from asyncps.state.rounds import check_next
 
 
 class Arrivals:
@@ -47,13 +46,7 @@ class Arrivals:
         last = self.pushed.get(rank, 0)
         if clock <= last:
             return False
-        if clock != last + 1:
-            raise RemoteProtocolError("a push skips a clock", rank=rank, expected=last + 1,
-                                      got=clock)
-        done = self.done.get(rank, 0)
-        if clock > done + CLOCK_WINDOW:
-            raise RemoteProtocolError("a push beyond the clock window", rank=rank,
-                                      expected=f"at most {done + CLOCK_WINDOW}", got=clock)
+        check_next(rank, clock, last, self.done.get(rank, 0))
         self.pushed[rank] = clock
         return True
 

@@ -27,20 +27,23 @@ class Bet:
 
     Args:
         limit_s: How long to look for it; 0 never looks.
+
+    Attributes:
+        since: When a message was last expected.
     """
 
-    __slots__ = ("_limit_s", "_looked", "_pass", "_passes", "_since")
+    __slots__ = ("_limit_s", "_looked", "_pass", "_passes", "since")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._since = 0.0
+        self.since = 0.0
         self._looked = False
         self._pass = 0  # messages still to be slept for
         self._passes = 0  # how many that were after the last look
 
     def expect(self) -> float:
         """A message is expected from now on; return how many seconds to look for it."""
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         self._looked = self._limit_s > 0 and not self._pass
         if self._looked:
             return self._limit_s
@@ -49,7 +52,7 @@ class Bet:
 
     def came(self) -> None:
         """It came: while it was looked for, or only later?"""
-        if self._looked and time.monotonic() - self._since <= self._limit_s:
+        if self._looked and time.monotonic() - self.since <= self._limit_s:
             self._passes = 0
         else:
             self.lost()
@@ -82,7 +85,7 @@ class Polling:
         """A message is expected from now on."""
         look_s = self._bet.expect()
         if look_s:
-            self._until = time.monotonic() + look_s
+            self._until = self._bet.since + look_s
             if not self._turning:
                 self._turning = True
                 self._loop.call_soon(self._turn)

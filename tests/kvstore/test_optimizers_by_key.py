@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -227,14 +226,6 @@ def test_local_store_keeps_f32_weights_too() -> None:
 
 
 # ------------------------------------------------------------------------- optimizers of one's own
-
-
-@pytest.fixture
-def registered() -> Iterator[None]:
-    before = dict(optim.REGISTRY)
-    yield
-    optim.REGISTRY.clear()
-    optim.REGISTRY.update(before)
 
 
 @both_transports

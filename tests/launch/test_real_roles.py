@@ -36,26 +36,26 @@ def test_job_trains_and_everybody_leaves_by_himself(processes: ProcessGroup) -> 
 
 
 ASYNC = """
-import os, sys, time
+import os, select, sys
 import numpy as np
 import asyncps
 store = asyncps.create("dist_async")
-rank, n, size = store.rank, store.num_workers, int(sys.argv[2])
+rank, n, size = store.rank, store.num_workers, int(sys.argv[1])
 store.init("w", np.zeros(size, "f4"))
+store.init("rank 0", np.array([os.getpid()]))  # its own value counts
+first = int(store.pull("rank 0")[0])
 store.set_optimizer("test")
 mine = np.zeros(size, "f4")
 mine[rank::n] = 1
 pushes = 1
 store.push("w", mine).wait(10)
 if rank == 0:
-    with open(sys.argv[1] + ".part", "w") as file:
-        file.write(str(os.getpid()))
-    os.rename(sys.argv[1] + ".part", sys.argv[1])
+    assert first == os.getpid()
 else:
-    while not os.path.exists(sys.argv[1]):
-        time.sleep(0.01)
-    while os.path.exists("/proc/" + open(sys.argv[1]).read()):
-        time.sleep(0.01)
+    try:
+        select.select([os.pidfd_open(first)], [], [])  # until it has ended
+    except ProcessLookupError:
+        pass  # it is gone already
     for _ in range(100):
         store.push("w", mine)
         pushes += 1
@@ -68,10 +68,10 @@ print("rank", rank, "pushed", pushes, flush=True)
 
 @pytest.mark.parametrize("size", [7, 300_000])
 def test_async_rank_0_ends_first_and_the_others_push_on(
-    processes: ProcessGroup, tmp_path: Path, size: int
+    processes: ProcessGroup, size: int
 ) -> None:
     launch = processes.asyncps("launch", "-n", "3", "-s", "2", "--", sys.executable, "-c", ASYNC,
-                               str(tmp_path / "rank 0"), str(size), cwd=ROOT)
+                               str(size), cwd=ROOT)
     launch.wait_for_line(r"\[worker 0\] rank 0 pushed 1", 60.0)
     for rank in (1, 2):
         launch.wait_for_line(rf"\[worker {rank}\] rank {rank} pushed 101", 60.0)

@@ -87,14 +87,6 @@ def test_a_rate_of_zero_leaves_the_weights() -> None:
         assert w.tolist() == [1.0, -2.0, 0.0]
 
 
-@pytest.fixture
-def registered() -> Any:
-    before = dict(optim.REGISTRY)
-    yield
-    optim.REGISTRY.clear()
-    optim.REGISTRY.update(before)
-
-
 SPANS = (("a", 0, 2), ("b", 2, 5))
 
 

@@ -189,6 +189,7 @@ class Client:
         slab = plan.slabs[0] if plan.slabs else None
         unit = plan.lone
         assert unit is not None
+        unit.track.begin(step)
         op.add()
         self._post(
             op, PUSHPULL, unit, step, len(value), value, out,

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from asyncps.errors import AsyncPSError, ClosedError, ConfigError, UnknownKey
-from asyncps.protocol.frames import HEADER_SIZE, Flag, Header, Kind
+from asyncps.protocol.frames import HEADER_SIZE, PUSH, Flag, Header, Kind
 from asyncps.protocol.messages import KeySpec, Piece
+from asyncps.roles.held import Held
 from asyncps.roles.lane import LANE_BYTES
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit
 from asyncps.roles.shortcut import Attempt, Shortcut
+from asyncps.state.requests import Step
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps_ext import wire
 
@@ -156,7 +158,8 @@ def test_lane_is_left_alone_and_no_clock_moves(store: Store, reason: str) -> Non
         case "unanswered":
             store.link.unanswered[1] = object()
         case "held":
-            store.chunk.held.append(object())  # type: ignore[arg-type]
+            push = Operation("push", lent=False)
+            store.chunk.held.append(Held(push, PUSH, Step(1, None, 0), 8, None, None, None, 0))
         case "no lane":
             store.lanes.open = False
         case "large":

@@ -192,11 +192,15 @@ class Barrier(Message, tag=30):
 
 
 class SetOptimizer(Message, tag=31):
-    """A worker asks for this optimizer on all servers. Answered with Done when all have it."""
+    """A worker asks for this optimizer on all servers. Answered with Done when all have it.
+
+    `whole_keys` is said of one of the user's own, which the scheduler does not know.
+    """
 
     store: int
     name: str
     hyper: dict[str, Any]
+    whole_keys: bool = False
 
 
 class Install(Message, tag=32):
@@ -258,9 +262,13 @@ class Missing(Message, tag=60):
 
 
 class MissingRanks(Message, tag=61):
-    """Ranks that have not contributed, ascending; empty when the round is applied."""
+    """Ranks that have not contributed, ascending; empty when the round is applied.
+
+    `at_work` is the optimizer of the user's own that has to end before, or empty.
+    """
 
     ranks: list[int]
+    at_work: str = ""
 
 
 class AskStatistics(Message, tag=62):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncps import optim
 from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, TensorError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
@@ -72,6 +73,7 @@ class Client:
         self.closed = False
         # In dist_async a push is applied when it is taken: nothing stays open.
         self._window = None if bound_of(config) is None else CLOCK_WINDOW
+        self._late: frozenset[int] = frozenset()
         self._now = now
         self._plans: dict[tuple[Key, ...], Plan] = {}
 
@@ -90,7 +92,8 @@ class Client:
         unit = self.units.get(piece.unit)
         if unit is None:
             unit = RemoteUnit(
-                self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window
+                self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window,
+                self._late,
             )
             self.units[piece.unit] = unit
         if piece.row >= 0:
@@ -104,6 +107,18 @@ class Client:
             unit.sizes = [piece.size]
             unit.row_keys = [placement.spec.key]
         return unit
+
+    def use_optimizer(self, name: str, hyper: dict[str, Any]) -> None:
+        """All workers have set it."""
+        self.optimizer, self.hyper, self.hyper_version = name, dict(hyper), 0
+        if optim.by_name(name).builtin:
+            return
+        # The server applies these beside its loop, now or later, and so says when it has. Steps
+        # may be under way when another optimizer is set: what holds now holds for good.
+        in_step = bound_of(self.config) is not None
+        self._window, self._late = CLOCK_WINDOW, frozenset({ASSIGN} if in_step else {ASSIGN, PUSH})
+        for unit in self.units.values():
+            unit.track.window, unit.late = self._window, self._late
 
     def plan_of(self, keys: tuple[Key, ...]) -> Plan | None:
         """Return the plan that these keys had before. Any thread."""

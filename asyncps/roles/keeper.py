@@ -6,6 +6,7 @@ Everything here happens between two bytes of a socket: no wait, no clock but the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from asyncps import optim
@@ -18,11 +19,13 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol.frames import WAIT, Header
-from asyncps.protocol.messages import Install, Missing, SetHyper, UnitSpec
+from asyncps.protocol.messages import Install, Missing, MissingRanks, SetHyper, UnitSpec
 from asyncps.roles.freeunit import FreeUnit
+from asyncps.roles.ownsteps import OwnSteps, is_own
 from asyncps.roles.plan import bound_of
 from asyncps.roles.slab import Slab, parts_of
 from asyncps.roles.unit import Rules, Unit, Waiter
+from asyncps.roles.workshop import Workshop
 from asyncps.tensor import dtypes
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
@@ -42,12 +45,19 @@ class Keeper:
         members: One bit for each rank that a round waits for.
         pool: Where buffers come from.
         answer: Sends the answer of a waiter that has all its parts.
+        workshop: Where optimizers of the user's own work; one of its own if there is none.
+
+    Attributes:
+        late_acks: Pushes are acknowledged when they are applied, which may take its time.
     """
 
     def __init__(
-        self, install: Install, members: int, pool: Pool, answer: Callable[[Waiter], None]
+        self, install: Install, members: int, pool: Pool, answer: Callable[[Waiter], None],
+        workshop: Workshop | None = None,
     ) -> None:
         self.pool = pool
+        self.late_acks = False
+        self._workshop = workshop
         config = install.config
         self.rules = Rules(
             config.order, config.reduce, members, bound_of(config),
@@ -71,7 +81,17 @@ class Keeper:
             words = _checked_hyper(install.optimizer, install.hyper)
         self.rules.optimizer = install.optimizer
         self.rules.hyper = {0: words}
+        own = is_own(install.optimizer)
+        if own and self.rules.own is None:
+            self.rules.own = OwnSteps(self.rules, self._workshop or Workshop(), self._give)
+        # Once there were such steps some may be under way, whatever the optimizer is now.
+        self.late_acks = self.rules.own is not None and self.rules.bound is None
         for unit in self.units.values():
+            if isinstance(unit, Slab):
+                unit.apart = own
+                if own:
+                    self.changes += 1
+                    unit.split()
             for part in parts_of(unit):
                 part.forget_optimizer()
 
@@ -134,6 +154,7 @@ class Keeper:
             return
         slab = self.units.setdefault(unit, Slab(dtype, self.pool, self._make))
         assert isinstance(slab, Slab)
+        slab.apart = is_own(self.rules.optimizer)
         known = len(slab.sizes) - spec.first_row
         if slab.sizes[spec.first_row :] != spec.sizes[:known]:
             self.pool.give(buffer)
@@ -270,25 +291,42 @@ class Keeper:
             self._tell(waiter)
         return done
 
-    def assign(self, target: Target, rank: int, header: Header, buffer: Bytes) -> None:
-        """Replace values."""
+    def assign(
+        self, target: Target, rank: int, header: Header, buffer: Bytes, done: Callable[[], None]
+    ) -> None:
+        """Replace values; `done` is called when they stand, which is at once as a rule."""
         unit, rows = target
         clock, request = header.clock, header.request
+        pieces: list[tuple[Unit, Bytes]] = []
         if isinstance(unit, Unit):
-            unit.assign(rank, clock, request, buffer)
-            return
-        assert rows is not None
-        begin = 0
-        for row in rows:
-            part = unit.rows[row]
-            piece = self.pool.take(part.size)
-            piece[:] = buffer[begin : begin + part.size]
-            begin += part.size
-            part.assign(rank, clock, request, piece)
-        self.pool.give(buffer)
+            pieces.append((unit, buffer))
+        else:
+            assert rows is not None
+            begin = 0
+            for row in rows:
+                part = unit.rows[row]
+                piece = self.pool.take(part.size)
+                piece[:] = buffer[begin : begin + part.size]
+                begin += part.size
+                pieces.append((part, piece))
+            self.pool.give(buffer)
+        left = len(pieces)
 
-    def missing(self, message: Missing) -> list[int]:
-        """Return the ranks that a round waits for."""
+        def assign(part: Unit, piece: Bytes) -> None:
+            nonlocal left
+            part.assign(rank, clock, request, piece)
+            left -= 1
+            if not left:
+                done()
+
+        for part, piece in pieces:
+            if self.rules.own is None:
+                assign(part, piece)
+            else:
+                self.rules.own.assign(part, rank, request, partial(assign, part, piece))
+
+    def missing(self, message: Missing) -> MissingRanks:
+        """Return the ranks that a round waits for, and the optimizer if it is at work."""
         unit = self.units.get(message.unit)
         if unit is None:
             raise UnknownKey("no such unit on this server", got=message.unit)
@@ -297,9 +335,14 @@ class Keeper:
         if isinstance(unit, Slab) and unit.whole is None and message.rows:
             unit.size_of(message.rows)
             parts = [unit.rows[row] for row in message.rows]
+        elif len(parts) > 1:  # the rows that somebody waits for, as far as that can be seen
+            parts = [part for part in parts if message.clock in part.parked] or parts
+        at_work = ""
         for part in parts:
             ranks.update(part.missing(message.clock, self.rules.members))
-        return sorted(ranks)
+            if self.rules.own is not None:
+                at_work = at_work or self.rules.own.at_work(part)
+        return MissingRanks(sorted(ranks), at_work)
 
     def name_of(self, unit: int) -> Any:
         """Return the first key of a unit, for messages."""

@@ -40,11 +40,12 @@ class RemoteUnit:
     """A unit of a server as a worker sees it."""
 
     __slots__ = (
-        "held", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
+        "held", "late", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
     )
 
     def __init__(
-        self, link: Link, server: int, number: int, slab: bool, window: int | None = CLOCK_WINDOW
+        self, link: Link, server: int, number: int, slab: bool,
+        window: int | None = CLOCK_WINDOW, late: frozenset[int] = frozenset(),
     ) -> None:
         self.link = link
         self.server = server
@@ -56,6 +57,7 @@ class RemoteUnit:
         # Pushes beyond the clock window step aside here and block no other unit.
         self.held = HeldPushes()
         self.tail: Request | None = None
+        self.late = late  # kinds whose answer may wait for an update, as that of a pull does
 
     def grow(self, rows: int) -> None:
         """Take note that the slab has more rows; held pushes of all speak of the old ones."""

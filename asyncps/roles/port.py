@@ -174,8 +174,7 @@ class WorkerPort:
                 self._ack(header)
             elif kind == ASSIGN and buffer is not None:
                 target = keeper.find(header, self._rows, header.payload_bytes)
-                keeper.assign(target, self.rank, header, buffer)
-                self._ack(header)
+                keeper.assign(target, self.rank, header, buffer, lambda: self._ack(header))
             else:
                 raise RemoteProtocolError("a frame that a server does not take", got=kind)
         except AsyncPSError as error:
@@ -205,10 +204,12 @@ class WorkerPort:
 
     def _counted(self, keeper: Keeper, target: Target, header: Header) -> None:
         """Answer a push that was counted, now or before."""
-        if header.kind == PUSH:
-            self._ack(header)
-        else:
+        if header.kind != PUSH:
             self._pull(keeper, target, header)
+        elif keeper.late_acks:
+            self._pull(keeper, target, header._replace(kind=WAIT))
+        else:
+            self._ack(header)
 
     def _pull(self, keeper: Keeper, target: Target, header: Header) -> None:
         if not keeper.pull(target, self.rank, header, self):
@@ -232,7 +233,7 @@ class WorkerPort:
             self._store(message.store).set_hyper(message)
             answer = messages.Done()
         elif isinstance(message, messages.Missing):
-            answer = messages.MissingRanks(self._store(message.store).missing(message))
+            answer = self._store(message.store).missing(message)
         elif isinstance(message, messages.AskStatistics):
             answer = self._statistics(self._store(message.store))
         else:

@@ -27,6 +27,7 @@ from asyncps.roles.keeper import Keeper
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.port import WorkerPort
 from asyncps.roles.unit import Waiter
+from asyncps.roles.workshop import Workshop
 from asyncps.tensor.pool import Pool
 from asyncps.transport.connection import Connection
 from asyncps.transport.network import Listening, Network
@@ -62,6 +63,7 @@ class Server:
         self.node.on_message = self._take
         self.node.report = self.report
         self.pool = Pool(_POOL_BYTES)
+        self.workshop = Workshop()
         self.keepers: dict[int, Keeper] = {}
         self.ports: dict[int, WorkerPort] = {}
         self.lanes: dict[int, WorkerPort] = {}
@@ -87,6 +89,7 @@ class Server:
             self._accept, bind, self.config.handshake_s
         )
         await self.node.join(advertised, self._listening.port)
+        self.host = f"server {self.node.rank} on {self.host}"
 
     async def run(self) -> None:
         """Serve until the job ends.
@@ -106,6 +109,7 @@ class Server:
             if port.connection is not None:
                 port.connection.close()
         await self.node.leave()
+        await self.workshop.close()
 
     # ---- connections ----
 
@@ -184,7 +188,9 @@ class Server:
         members = ((1 << self.node.num_workers) - 1) & ~self.gone
         keeper = self.keepers.get(message.store)
         if keeper is None:
-            self.keepers[message.store] = Keeper(message, members, self.pool, self.answer)
+            self.keepers[message.store] = Keeper(
+                message, members, self.pool, self.answer, self.workshop
+            )
         else:
             keeper.install(message)
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from asyncps import optim
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, ClosedError, ConfigError, DeadlineExceeded
 from asyncps.observe.endpoint import Endpoint
@@ -210,10 +211,10 @@ class Worker:
 
     async def set_optimizer(self, client: Client, name: str, hyper: dict[str, Any]) -> None:
         """Move the update to the servers; every worker says the same."""
-        await self._ask_all(
-            messages.SetOptimizer(client.number, name, hyper), "all workers to set the optimizer"
-        )
-        client.optimizer, client.hyper, client.hyper_version = name, dict(hyper), 0
+        whole = optim.by_name(name).whole_keys
+        message = messages.SetOptimizer(client.number, name, hyper, whole)
+        await self._ask_all(message, "all workers to set the optimizer")
+        client.use_optimizer(name, hyper)
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:
         """Change hyper-parameters; pushes from now on carry the new version."""

@@ -37,11 +37,11 @@ class UnitTrack:
         window: How many clocks may be open before a push waits; None for any number.
     """
 
-    __slots__ = ("_applied", "_applied_rows", "_clock", "_clocks", "_waiting", "_window", "rows")
+    __slots__ = ("_applied", "_applied_rows", "_clock", "_clocks", "_waiting", "rows", "window")
 
     def __init__(self, rows: int, window: int | None = CLOCK_WINDOW) -> None:
         self.rows = rows
-        self._window = window
+        self.window = window
         self._clock = 0  # of all rows, while `_clocks` is None
         self._clocks: list[int] | None = None
         self._applied = 0  # known to be applied, for all rows, while `_applied_rows` is None
@@ -161,7 +161,7 @@ class UnitTrack:
         return floor
 
     def _must_wait(self, clock: int, rows: Rows) -> int:
-        need = 0 if self._window is None else clock - self._window
+        need = 0 if self.window is None else clock - self.window
         if need <= 0:
             return 0
         if self._applied_rows is None:

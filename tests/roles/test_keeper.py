@@ -234,10 +234,10 @@ async def test_missing_names_who_has_not_contributed() -> None:
     server = FakeServer(3)
     server.init(SLAB, "float32", [f4(0), f4(0)], slab=True)
     server.deliver(1, make_frame(Kind.PUSH, 1, SLAB, 1, f4(1, 1)))
-    assert server.keeper.missing(Missing(STORE, SLAB, [], 1)) == [0, 2]
+    assert server.keeper.missing(Missing(STORE, SLAB, [], 1)).ranks == [0, 2]
     server.deliver(0, make_frame(Kind.PUSH, 1, SLAB, 1, f4(1), rows=[0]))
-    assert server.keeper.missing(Missing(STORE, SLAB, [0], 1)) == [2]
-    assert server.keeper.missing(Missing(STORE, SLAB, [1], 1)) == [0, 2]
+    assert server.keeper.missing(Missing(STORE, SLAB, [0], 1)).ranks == [2]
+    assert server.keeper.missing(Missing(STORE, SLAB, [1], 1)).ranks == [0, 2]
 
 
 async def test_failed_round_answers_everyone_and_the_next_push_goes_on() -> None:

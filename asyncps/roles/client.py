@@ -21,6 +21,7 @@ from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreCo
 from asyncps.roles.framing import data_frame
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Held, KeyInfo, Plan, RemoteUnit, Scatter, SlabPlan, bound_of
+from asyncps.roles.remotetable import HeldRows, RemoteTable, post_rows
 from asyncps.state.requests import Step
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
@@ -87,6 +88,12 @@ class Client:
 
     def _learn(self, piece: Piece, placement: Placement) -> RemoteUnit:
         unit = self.units.get(piece.unit)
+        if unit is None and placement.spec.rows is not None:
+            unit = self.units[piece.unit] = RemoteTable(
+                self.links[piece.server], piece, placement.spec, self._window
+            )
+        if isinstance(unit, RemoteTable):
+            return unit
         if unit is None:
             unit = RemoteUnit(
                 self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window
@@ -246,15 +253,19 @@ class Client:
 
         unit.held.append(Held(op, kind, step, size, value, out, scatter, priority))
         if unit.asking is None or unit.asking.ended:
-            self._ask_for_room(unit)
+            self.ask_for_room(unit)
 
-    def _ask_for_room(self, unit: RemoteUnit) -> None:
+    def ask_for_room(self, unit: RemoteUnit) -> None:
         """Send held pushes that may go, and ask for word of the clock that the next waits for."""
         while unit.held:
             held = unit.held[0]
             need = unit.track.must_wait(held.step)
             if not need:
                 unit.held.popleft().let_go()
+                if isinstance(held, HeldRows):
+                    post_rows(self, held.op, held.kind, unit, held.step, held.named, held.value,
+                              held.priority)
+                    continue
                 self._post(
                     held.op, held.kind, unit, held.step, held.size, held.value, held.out,
                     held.scatter, held.priority,
@@ -265,7 +276,7 @@ class Client:
 
             def ended(waiting: Operation) -> None:
                 if waiting.error is None:
-                    self._ask_for_room(unit)
+                    self.ask_for_room(unit)
                 else:
                     _give_up(unit, waiting.error)
 
@@ -273,7 +284,7 @@ class Client:
             self._post(
                 waiting, WAIT, unit, Step(need, held.step.rows, 0),
                 _size_of(unit, held.step.rows), None, None, None, 1 << 20,
-                late=lambda: self._ask_for_room(unit),
+                late=lambda: self.ask_for_room(unit),
             )
             return
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -158,6 +158,7 @@ class Unit:
         "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size", "spans",
         "state", "updates",
     )
+    accumulator: ClassVar[type[Accumulator]] = Accumulator
 
     def __init__(
         self, dtype: Dtype, buffer: Bytes, pool: Pool, spans: Sequence[Span] = ()
@@ -200,7 +201,7 @@ class Unit:
             self.pool.give(buffer)
             return []
         if verdict & FIRST:
-            self.open[clock] = Accumulator(now)
+            self.open[clock] = self.accumulator(now)
         accumulator = self.open[clock]
         accumulator.count += 1
         accumulator.hyper = max(accumulator.hyper, hyper)
@@ -318,8 +319,7 @@ class Unit:
 
     def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
         accumulator = self.open.pop(clock)
-        if self.failed:
-            self.failed.clear()
+        self.failed.clear()
         error = accumulator.error
         if error is None:
             try:

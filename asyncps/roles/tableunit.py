@@ -243,7 +243,7 @@ class TableParts(Unit):
         for buffer in found.kept:
             self.pool.give(buffer)
 
-    def _publish(self, buffer: Bytes, clock: int) -> None:
+    def publish(self, buffer: Bytes, clock: int) -> None:
         named = rows.parse(buffer.data)
         self.table.assign(named.to_ids(), buffer[named.size :].view(self.dtype.bits))
         self.pool.give(buffer)

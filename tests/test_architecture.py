@@ -71,6 +71,7 @@ ROOMS = (
     Room("asyncps.rowverbs", 7.18, WIRE),
     Room("asyncps.core", 7.15, WIRE),
     Room("asyncps.localvalues", 7.18, WIRE),
+    Room("asyncps.localtables", 7.18, WIRE),
     Room("asyncps.parameters", 7.18, WIRE),
     Room("asyncps.localstore", 7.2, WIRE),
     Room("asyncps.kvstore", 7.2, WIRE),

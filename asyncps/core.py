@@ -10,7 +10,6 @@ from asyncps import optim
 from asyncps.budget import Budget
 from asyncps.call import Call
 from asyncps.errors import (
-    AsyncPSError,
     ClosedError,
     ConfigError,
     DtypeMismatch,
@@ -149,6 +148,7 @@ class Core:
             on_loop(call.start)
             return
         with self.shortcut.held():
+            self.shortcut.settle(on_loop)
             self.shortcut.note(call.op)
             on_loop(call.start)
 
@@ -160,21 +160,20 @@ class Core:
         if shortcut is None or call.plan.lone is None:
             self.begin(call, on_loop)
             return
-        attempt = Attempt()
         with shortcut.held():
+            shortcut.settle(on_loop)
+            attempt = call.attempt = Attempt(call.op, call.start)
             try:
                 shortcut.pushpull(call.plan, call.lone_value, attempt)
-            except AsyncPSError as error:
-                call.op.part_done(error)
-                return
             finally:
-                if attempt.value is None and not call.op.ended:
-                    if attempt.step is not None:
-                        call.go_on_with(attempt.step)
-                    shortcut.note(call.op)
-                    on_loop(call.start)
-            if attempt.value is not None:
+                shortcut.settle(on_loop)
+            if attempt.step is None:
+                shortcut.note(call.op)
+                on_loop(call.start)
+            elif attempt.value is not None:
                 call.take(attempt.value)
+            elif attempt.error is not None:
+                call.op.part_done(attempt.error)
 
     # ---- coroutines, on the loop ----
 
@@ -237,7 +236,8 @@ class Core:
         await self.worker.close()
 
     async def let_go(self, call: Call) -> None:
-        """Take the caller's memory back."""
+        """Take the caller's memory back; what was not begun is not begun any more."""
+        call.withdraw()
         self.worker.let_go(call.op)
 
     async def statistics(self) -> dict[str, Any]:

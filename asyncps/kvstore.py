@@ -7,12 +7,14 @@ optimizer makes of it) is the new value. The words mean what they mean in Apache
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 from asyncps import optim
 from asyncps.call import Call, Handle
 from asyncps.core import Core
+from asyncps.errors import ClosedError
 from asyncps.later import LaterVerbs
 from asyncps.roles.runtime import Runtime
 from asyncps.values import as_keys
@@ -79,8 +81,12 @@ class KVStore(LaterVerbs):
             The call waits while more than the worker's send budget is not accepted yet.
         """
         call = self._call(key, lambda plan: self._core.push(plan, key, value, priority, copy))
-        self._core.budget.wait(call.op, call.copied_bytes, self._core.deadline_s)
-        self._core.begin(call, self._runtime.call)
+        try:
+            self._core.budget.wait(call.op, call.copied_bytes, self._core.deadline_s)
+            self._core.begin(call, self._runtime.call)
+        except BaseException:
+            self._let_go(call)
+            raise
         return self._handle(call)
 
     def pull(
@@ -220,10 +226,14 @@ class KVStore(LaterVerbs):
         return Handle(call, self._runtime.call)
 
     def _start(self, call: Call, async_op: bool) -> Any:
-        if async_op:
+        if not async_op:
+            return self._finish(call, self._core.begin)
+        try:
             self._core.begin(call, self._runtime.call)
-            return self._handle(call)
-        return self._finish(call, self._core.begin)
+        except BaseException:
+            self._let_go(call)
+            raise
+        return self._handle(call)
 
     def _finish(
         self, call: Call, begin: Callable[[Call, Callable[[Callable[[], None]], None]], None]
@@ -231,11 +241,15 @@ class KVStore(LaterVerbs):
         try:
             begin(call, self._runtime.call)
             call.op.wait()
-        except KeyboardInterrupt:
-            # Not before the loop has let go of the caller's memory.
-            self._runtime.run(self._core.let_go(call))
+        except BaseException:
+            self._let_go(call)
             raise
         return call.result()
+
+    def _let_go(self, call: Call) -> None:
+        """Ctrl-C, or what another signal handler raised: first the loop gives the memory back."""
+        with contextlib.suppress(ClosedError):
+            self._runtime.run(self._core.let_go(call))
 
 
 class AsyncKVStore(LaterVerbs):

@@ -20,8 +20,9 @@ from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
 from asyncps.roles.framing import data_frame
+from asyncps.roles.held import Held, Scatter
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import Held, KeyInfo, Plan, RemoteUnit, Scatter, SlabPlan, bound_of
+from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, SlabPlan, bound_of
 from asyncps.state.requests import Step
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
@@ -204,6 +205,7 @@ class Client:
         slab = plan.slabs[0] if plan.slabs else None
         unit = plan.lone
         assert unit is not None
+        unit.track.begin(step)
         op.add()
         self._post(
             op, PUSHPULL, unit, step, len(value), value, out,
@@ -255,42 +257,47 @@ class Client:
     ) -> None:
         """Send now, or step aside until the clock window is open."""
         op.add()
-        if kind == PULL or kind == ASSIGN or not (unit.held or step.wait_for):
+        if kind == PULL or kind == ASSIGN or not (step.wait_for or unit.held.blocks(step.rows)):
             self._post(op, kind, unit, step, size, value, out, scatter, priority)
             return
 
         unit.held.append(Held(op, kind, step, size, value, out, scatter, priority))
-        if unit.asking is None or unit.asking.ended:
-            self._ask_for_room(unit)
+        self._ask_for_room(unit)
 
     def _ask_for_room(self, unit: RemoteUnit) -> None:
-        """Send held pushes that may go, and ask for word of the clock that the next waits for."""
-        while unit.held:
-            held = unit.held[0]
-            need = unit.track.must_wait(held.step)
-            if not need:
-                unit.held.popleft().let_go()
-                self._post(
-                    held.op, held.kind, unit, held.step, held.size, held.value, held.out,
-                    held.scatter, held.priority,
-                )
-                continue
-            waiting = unit.asking = Operation("wait", lent=False)
-            waiting.since = self._now()
+        """Send held pushes that may go, and ask for word of the clocks that the next wait for."""
+        sent = True
+        while sent:
+            sent = False
+            for held in unit.held.heads():
+                need = unit.track.must_wait(held.step)
+                if not need:
+                    sent = True
+                    unit.held.remove(held)
+                    held.let_go()
+                    self._post(
+                        held.op, held.kind, unit, held.step, held.size, held.value, held.out,
+                        held.scatter, held.priority,
+                    )
+                elif held.asking is None or held.asking.ended:
+                    self._ask_for_word(unit, held, need)
 
-            def ended(waiting: Operation) -> None:
-                if waiting.error is None:
-                    self._ask_for_room(unit)
-                else:
-                    _give_up(unit, waiting.error)
+    def _ask_for_word(self, unit: RemoteUnit, held: Held, need: int) -> None:
+        waiting = held.asking = Operation("wait", lent=False)
+        waiting.since = self._now()
 
-            waiting.on_end(ended)
-            self._post(
-                waiting, WAIT, unit, Step(need, held.step.rows, 0),
-                _size_of(unit, held.step.rows), None, None, None, 1 << 20,
-                late=lambda: self._ask_for_room(unit),
-            )
-            return
+        def ended(waiting: Operation) -> None:
+            if waiting.error is None:
+                self._ask_for_room(unit)
+            else:
+                _give_up(unit, held, waiting.error)
+
+        waiting.on_end(ended)
+        self._post(
+            waiting, WAIT, unit, Step(need, held.step.rows, 0),
+            _size_of(unit, held.step.rows), None, None, None, 1 << 20,
+            late=lambda: self._ask_for_room(unit),
+        )
 
     def _post(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
@@ -370,19 +377,21 @@ class Client:
         link.request(request)
 
 
-def _give_up(unit: RemoteUnit, error: AsyncPSError) -> None:
+def _give_up(unit: RemoteUnit, first: Held, error: AsyncPSError) -> None:
     """Tell the callers of held pushes that these cannot go.
 
     After a mere deadline the pushes stay, and go when the round that they wait for is complete
     after all; else the cluster is gone.
     """
+    if isinstance(error, DeadlineExceeded):
+        for item in unit.held.behind(first):
+            item.detach(error)
+        return
     held = list(unit.held)
-    if not isinstance(error, DeadlineExceeded):
-        unit.held.clear()
+    unit.held.clear()
     for item in held:
         item.detach(error)
-        if not unit.held:
-            item.let_go()
+        item.let_go()
 
 
 def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from asyncps.errors import AsyncPSError
-from asyncps.protocol.frames import PUSH, PUSHPULL
 from asyncps.protocol.messages import Key, KeySpec, Piece, StoreConfig
-from asyncps.roles.operation import Operation, resolve
-from asyncps.state.requests import Step, UnitTrack
+from asyncps.roles.held import HeldPushes
+from asyncps.state.requests import UnitTrack
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor import dtypes
 from asyncps.transport.link import Link
@@ -41,57 +36,11 @@ def bound_of(config: StoreConfig) -> int | None:
     return None if config.type == "dist_async" else config.staleness
 
 
-# What the rows of an answer are written to: their dtype, their shapes, and the arrays.
-Scatter = tuple[np.dtype[Any], tuple[tuple[int, ...], ...], Sequence[Any]]
-
-
-@dataclass(slots=True)
-class Held:
-    """A push beyond the clock window, which steps aside until the window is open."""
-
-    op: Operation
-    kind: int
-    step: Step
-    size: int
-    value: memoryview | None
-    out: memoryview | None
-    scatter: Scatter | None
-    priority: int
-    is_gone: bool = False  # it has been sent, or never will be
-    gone: asyncio.Future[None] | None = None  # tells that to whoever waits
-
-    def detach(self, error: AsyncPSError) -> None:
-        """Let the caller and its memory go: the clock is given out, so the push itself stays."""
-        op, self.op = self.op, Operation("push", lent=False)
-        self.op.since = op.since
-        if op.lent and self.value is not None:
-            self.value = memoryview(bytes(self.value))
-        if self.kind == PUSHPULL:
-            self.kind = PUSH
-        self.out = self.scatter = None
-        op.part_done(error)
-
-    def let_go(self) -> None:
-        """This one is held no longer; tell whoever waits."""
-        self.is_gone = True
-        if self.gone is not None:
-            resolve(self.gone)
-
-    async def wait_gone(self) -> None:
-        """Wait on the loop until it is held no longer."""
-        if self.is_gone:
-            return
-        if self.gone is None:
-            self.gone = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self.gone)
-
-
 class RemoteUnit:
     """A unit of a server as a worker sees it."""
 
     __slots__ = (
-        "asking", "held", "late", "link", "number", "row_keys", "server", "sizes", "slab", "tail",
-        "track",
+        "held", "late", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
     )
 
     def __init__(
@@ -106,18 +55,14 @@ class RemoteUnit:
         self.row_keys: list[Key] = []
         self.track = UnitTrack(0 if slab else 1, window)
         # Pushes beyond the clock window step aside here and block no other unit.
-        self.held: deque[Held] = deque()
-        self.asking: Operation | None = None  # the word that the first of them waits for
+        self.held = HeldPushes()
         self.tail: Request | None = None
         self.late = late  # kinds whose answer may wait for an update, as that of a pull does
 
     def grow(self, rows: int) -> None:
         """Take note that the slab has more rows; held pushes of all speak of the old ones."""
         if self.held and rows > self.track.rows:
-            known = range(self.track.rows)
-            for held in self.held:
-                if held.step.rows is None:
-                    held.step = held.step._replace(rows=known)
+            self.held.grow(range(self.track.rows))
         self.track.grow(rows)
 
     def priority(self, wanted: int) -> int:

@@ -87,15 +87,30 @@ class UnitTrack:
             return [steps[0]._replace(rows=None)]
         return steps
 
-    def is_open(self, rows: Rows = None) -> bool:
-        """Tell whether a push of these rows is one step that need not wait."""
+    def next(self, rows: Rows = None) -> Step | None:
+        """Return what `push` would, if that is one step that need not wait; nothing changes."""
         clock = self._clock
         if self._clocks is not None:
             clocks = {self._clocks[row] for row in (range(self.rows) if rows is None else rows)}
             if len(clocks) != 1:
-                return False
+                return None
             clock = clocks.pop()
-        return not self._must_wait(clock + 1, rows)
+        if self._must_wait(clock + 1, rows):
+            return None
+        whole = rows is None or len(rows) == self.rows
+        return Step(clock + 1, None if whole else rows, 0)
+
+    def begin(self, step: Step) -> None:
+        """Let a step that `next` gave be taken; a second time it changes nothing."""
+        clock, rows, _ = step
+        if self._clocks is None and rows is None:
+            self._clock = max(self._clock, clock)
+            return
+        clocks = self._split()
+        for row in range(self.rows) if rows is None else rows:
+            clocks[row] = max(clocks[row], clock)
+        self._clocks = clocks
+        self._merge()
 
     def pull(self, rows: Rows = None) -> list[Step]:
         """Return the clocks that a pull of some rows must see: this worker's last pushes."""

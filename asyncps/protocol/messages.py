@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
+from asyncps.initializer import Initializer
 from asyncps.protocol.base import Key as Key
 from asyncps.protocol.base import Member as Member
 from asyncps.protocol.base import Message as Message
@@ -125,11 +126,13 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
     itemsize: int
+    rows: Initializer | None = None  # of a row-sparse key: what its rows are at first
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
     """Bytes [start, start + size) of a key, kept by `server` in `unit`; `row` is -1 for a chunk,
-    else the row of the slab, which begins at byte `offset` of the slab."""
+    else the row of the slab, which begins at byte `offset` of the slab. Of a row-sparse key it is
+    the rows [start, start + size)."""
 
     server: int
     unit: int
@@ -249,6 +252,17 @@ class UnitSpec(Message, tag=50):
     sizes: list[int]
 
 
+class TableSpec(Message, tag=80):
+    """The table of an INIT frame of a row-sparse key: it has no payload, rows come by ASSIGN."""
+
+    key: Key
+    dtype: str
+    shape: tuple[int, ...]
+    rows: Initializer
+    first: int  # rows of this server: first..stop-1
+    stop: int
+
+
 # ---- questions to a server ------------------------------------------------------------------
 
 
@@ -297,7 +311,7 @@ AnyMessage = (
     | OpenStore | StoreOpened
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
-    | AskReport | Report | AskStatus | JobStatus
+    | AskReport | Report | AskStatus | JobStatus | TableSpec
 )
 
 _encoder = msgspec.msgpack.Encoder()

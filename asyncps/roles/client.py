@@ -23,6 +23,7 @@ from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, SlabPlan, bound_of
+from asyncps.roles.remotetable import HeldRows, RemoteTable, post_rows
 from asyncps.state.requests import Step
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
@@ -90,6 +91,12 @@ class Client:
 
     def _learn(self, piece: Piece, placement: Placement) -> RemoteUnit:
         unit = self.units.get(piece.unit)
+        if unit is None and placement.spec.rows is not None:
+            unit = self.units[piece.unit] = RemoteTable(
+                self.links[piece.server], piece, placement.spec, self._window
+            )
+        if isinstance(unit, RemoteTable):
+            return unit
         if unit is None:
             unit = RemoteUnit(
                 self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window,
@@ -262,9 +269,9 @@ class Client:
             return
 
         unit.held.append(Held(op, kind, step, size, value, out, scatter, priority))
-        self._ask_for_room(unit)
+        self.ask_for_room(unit)
 
-    def _ask_for_room(self, unit: RemoteUnit) -> None:
+    def ask_for_room(self, unit: RemoteUnit) -> None:
         """Send held pushes that may go, and ask for word of the clocks that the next wait for."""
         sent = True
         while sent:
@@ -275,12 +282,20 @@ class Client:
                     sent = True
                     unit.held.remove(held)
                     held.let_go()
-                    self._post(
-                        held.op, held.kind, unit, held.step, held.size, held.value, held.out,
-                        held.scatter, held.priority,
-                    )
+                    self._post_held(unit, held)
                 elif held.asking is None or held.asking.ended:
                     self._ask_for_word(unit, held, need)
+
+    def _post_held(self, unit: RemoteUnit, held: Held) -> None:
+        if isinstance(held, HeldRows):
+            post_rows(
+                self, held.op, held.kind, unit, held.step, held.named, held.value, held.priority
+            )
+            return
+        self._post(
+            held.op, held.kind, unit, held.step, held.size, held.value, held.out, held.scatter,
+            held.priority,
+        )
 
     def _ask_for_word(self, unit: RemoteUnit, held: Held, need: int) -> None:
         waiting = held.asking = Operation("wait", lent=False)
@@ -288,7 +303,7 @@ class Client:
 
         def ended(waiting: Operation) -> None:
             if waiting.error is None:
-                self._ask_for_room(unit)
+                self.ask_for_room(unit)
             else:
                 _give_up(unit, held, waiting.error)
 
@@ -296,7 +311,7 @@ class Client:
         self._post(
             waiting, WAIT, unit, Step(need, held.step.rows, 0),
             _size_of(unit, held.step.rows), None, None, None, 1 << 20,
-            late=lambda: self._ask_for_room(unit),
+            late=lambda: self.ask_for_room(unit),
         )
 
     def _post(

@@ -19,11 +19,19 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol.frames import WAIT, Header
-from asyncps.protocol.messages import Install, Missing, MissingRanks, SetHyper, UnitSpec
+from asyncps.protocol.messages import (
+    Install,
+    Missing,
+    MissingRanks,
+    SetHyper,
+    TableSpec,
+    UnitSpec,
+)
 from asyncps.roles.freeunit import FreeUnit
 from asyncps.roles.ownsteps import OwnSteps, is_own
 from asyncps.roles.plan import bound_of
 from asyncps.roles.slab import Slab, parts_of
+from asyncps.roles.tableunit import TableParts, make_table, used_bytes, wanted
 from asyncps.roles.unit import Rules, Unit, Waiter
 from asyncps.roles.workshop import Workshop
 from asyncps.tensor import dtypes
@@ -65,7 +73,7 @@ class Keeper:
         )
         self.units: dict[int, Unit | Slab] = {}
         self.keys: dict[int, list[int | str]] = {}
-        self.value_bytes = 0
+        self.dense_bytes = 0
         self.changes = 0  # slabs split, joined or grown
         self._answer = answer
         self.install(install)
@@ -171,17 +179,34 @@ class Keeper:
         self.changes += 1
         slab.add_rows(spec.sizes[known:], fresh, spec.keys[known:])
 
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of all values; of row-sparse keys what their rows take."""
+        return self.dense_bytes + used_bytes(self.units.values())
+
+    def init_table(self, unit: int, spec: TableSpec) -> None:
+        """Make a server's part of a row-sparse key; a repetition changes nothing."""
+        made = make_table(spec, self.pool, self.rules.bound)
+        if self.rules.reduce == "mean" and not made.dtype.is_float:
+            raise DtypeMismatch("the mean of integers", key=spec.key, expected="a float dtype",
+                                got=spec.dtype)
+        found = self.units.setdefault(unit, made)
+        if not isinstance(found, TableParts) or not found.is_like(made):
+            raise RemoteProtocolError("INIT of a unit that exists and is different",
+                                      key=spec.key, got=unit)
+        self.keys[unit] = [spec.key]
+
     def _grew(self, size: int) -> None:
-        self.value_bytes += size
+        self.dense_bytes += size
         # Old versions and accumulators come back each round: keep as much as the values take.
         self.pool.keep_bytes += size
 
-    def find(self, header: Header, rows: Sequence[int] | None, size: int) -> Target:
+    def find(self, header: Header, rows: Any, size: int) -> Target:
         """Return what a frame speaks of, checked.
 
         Args:
             header: The frame's.
-            rows: The rows that it lists, or None.
+            rows: The rows that it lists, or None; of a table a `Named`.
             size: Bytes that it brings, or that its answer is to have.
 
         Raises:
@@ -191,6 +216,8 @@ class Keeper:
         unit = self.units.get(header.unit)
         if unit is None:
             raise UnknownKey("no such unit on this server", got=header.unit)
+        if isinstance(unit, TableParts):
+            return unit, unit.asked(header.kind, rows, size)
         if isinstance(unit, Unit):
             if rows is not None or size != unit.size:
                 raise RemoteProtocolError("not the size of the chunk", expected=unit.size,
@@ -274,13 +301,15 @@ class Keeper:
         What `header.acked` says has been noted: see `arrived`, and `push`.
         """
         unit, rows = target
-        parts = 1 if rows is None else len(rows)
+        parts = 1 if isinstance(unit, Unit) else len(rows or ())
         data = header.kind != WAIT
         waiter = Waiter(
             rank, header.request, header.unit, header.priority, data, header.clock,
             [_NOTHING] * parts, parts, None, port,
         )
         if isinstance(unit, Unit):
+            if isinstance(unit, TableParts):
+                waiter = wanted(waiter, rows)
             done = unit.park(waiter, 0, header.clock)
         else:
             assert rows is not None
@@ -383,7 +412,7 @@ def _checked_hyper(name: str, hyper: Mapping[str, Any]) -> Words:
     return prepared(found)
 
 
-Target = tuple[Unit | Slab, Sequence[int] | None]
+Target = tuple[Unit | Slab, Any]  # and the rows that are spoken of, None for all
 
 
 def typed(error: AsyncPSError, key: Any, host: str) -> AsyncPSError:

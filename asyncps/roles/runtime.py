@@ -102,7 +102,7 @@ class Runtime:
                 carried.close()
                 never_began()
             else:
-                task[0].add_done_callback(never_began)  # a task that is cancelled at once never runs
+                task[0].add_done_callback(never_began)  # one cancelled at once never runs
 
         def never_began(_: object = None) -> None:
             if not future.done():

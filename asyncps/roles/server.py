@@ -26,6 +26,7 @@ from asyncps.roles import reporting
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.port import WorkerPort
+from asyncps.roles.tableunit import RowsWaiter
 from asyncps.roles.unit import Waiter
 from asyncps.roles.workshop import Workshop
 from asyncps.tensor.pool import Pool
@@ -210,7 +211,8 @@ class Server:
             DATA if waiter.data else ACK, 0, self.node.incarnation, 0, waiter.request,
             waiter.unit, 0, waiter.clock, 0, size, 0, 0,
         )
-        port.send(Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size))
+        frame = Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size)
+        port.send(frame, copied=isinstance(waiter, RowsWaiter))
 
 
 def refuse_open_door(host: str, token: str) -> None:

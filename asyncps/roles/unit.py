@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
@@ -127,6 +127,7 @@ class Unit:
         "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size", "spans",
         "state", "updates",
     )
+    accumulator: ClassVar[type[Accumulator]] = Accumulator
 
     def __init__(
         self, dtype: Dtype, buffer: Bytes, pool: Pool, spans: Sequence[Span] = ()
@@ -169,7 +170,7 @@ class Unit:
             self.pool.give(buffer)
             return []
         if verdict & FIRST:
-            self.open[clock] = Accumulator(now)
+            self.open[clock] = self.accumulator(now)
         accumulator = self.open[clock]
         accumulator.count += 1
         accumulator.hyper = max(accumulator.hyper, hyper)
@@ -301,8 +302,7 @@ class Unit:
         """Apply what is complete; return who waited for it."""
         accumulator = self.open.pop(clock)
         rules.rounds += 1
-        if self.failed:
-            self.failed.clear()
+        self.failed.clear()
         error = accumulator.error
         if error is None:
             try:

@@ -21,7 +21,7 @@ from asyncps.protocol.messages import (
     StoreConfig,
     UnitSpec,
 )
-from asyncps.roles import reporting
+from asyncps.roles import reporting, tablework
 from asyncps.roles.client import Client
 from asyncps.roles.deadlines import Deadlines, cut, take_back
 from asyncps.roles.lane import Lanes
@@ -148,14 +148,15 @@ class Worker:
         return Shortcut(self.node, client, self.lanes)
 
     async def init(
-        self, client: Client, specs: Sequence[KeySpec], values: Sequence[memoryview]
+        self, client: Client, specs: Sequence[KeySpec], values: Sequence[Any]
     ) -> None:
         """Initialise keys: rank 0's values count for everyone.
 
         Args:
             client: The store.
             specs: The keys.
-            values: Their values as bytes, lent until this returns; used by rank 0 only.
+            values: Their values as bytes, lent until this returns; used by rank 0 only. Of a
+                row-sparse key (ids, bytes of the rows), or None.
 
         Raises:
             AsyncPSError: A key exists with another dtype or shape, or the cluster failed.
@@ -178,6 +179,9 @@ class Worker:
             if not placement.fresh:
                 continue
             fresh.append(placement.spec.key)
+            if placement.spec.rows is not None:
+                tablework.init(client, op, client.keys[placement.spec.key], value)
+                continue
             for unit, piece in client.keys[placement.spec.key].pieces:
                 if unit.slab:
                     slabs.setdefault(unit, []).append((piece.row, placement.spec, value))

@@ -97,15 +97,27 @@ class Runtime:
                 task.append(self._tasks.create_task(carried, name="a call from another thread"))
             except RuntimeError:  # the loop has ended
                 carried.close()
+                never()
+            else:
+                task[0].add_done_callback(lambda _: never())
+
+        def never() -> None:
+            if not future.done():  # cancelled before its first step
                 work.close()
                 future.set_exception(self._gone())
 
-        self.call(begin)
-        try:
+        def give_up() -> None:
+            if task:
+                task[0].cancel()
+            else:  # Ctrl-C came before it was handed over
+                never()
+
+        try:  # from here on: Ctrl-C may come as soon as the loop has it
+            self.call(begin)
             _wait(future)
             return future.result()
         except KeyboardInterrupt:
-            self.call(lambda: _cancel(task[0]))
+            self.call(give_up)
             with contextlib.suppress(BaseException):
                 _wait(future)
             raise
@@ -181,10 +193,6 @@ def _wait(future: Future[Any]) -> None:
     while not future.done():
         with contextlib.suppress(TimeoutError):  # what it raises of its own is returned, not raised
             future.exception(LOOK_S)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
 
 
 class _Stopped(Exception):

@@ -236,6 +236,11 @@ class Core:
             await self.flush()
         await self.worker.close()
 
+    async def release(self) -> None:
+        """Flush, and have no more to do with this store; the worker stays."""
+        await self.flush()
+        await self.worker.close_store(self.client)
+
     async def let_go(self, call: Call) -> None:
         """Take the caller's memory back."""
         self.worker.let_go(call.op)

@@ -85,6 +85,19 @@ class Keeper:
                 for _, waiters in part.left(self.rules):
                     self._give(part, waiters)
 
+    def drop(self) -> None:
+        """Forget everything: all workers have closed the store. Whoever still waits hears so."""
+        error = UnknownKey("all workers have closed the store")
+        waiting = {
+            id(waiter): waiter for unit in self.units.values() for part in parts_of(unit)
+            for entries in part.parked.values() for waiter, _ in entries.values()
+        }
+        for waiter in waiting.values():
+            waiter.error = error
+            self._tell(waiter)
+        self.units.clear()
+        self.pool.keep_less(self.value_bytes)
+
     def set_hyper(self, message: SetHyper) -> None:
         """Keep a version of the hyper-parameters.
 

@@ -180,7 +180,12 @@ class Server:
             keeper.left(rank)
 
     def install(self, message: Install) -> None:
-        """Open a store, or give it an optimizer."""
+        """Open a store, give it an optimizer, or forget it."""
+        if message.dropped:
+            keeper = self.keepers.pop(message.store, None)
+            if keeper is not None:
+                keeper.drop()
+            return
         members = ((1 << self.node.num_workers) - 1) & ~self.gone
         keeper = self.keepers.get(message.store)
         if keeper is None:

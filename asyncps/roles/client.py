@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncps import optim
 from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, TensorError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
@@ -22,6 +23,7 @@ from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, SlabPlan, bound_of
+from asyncps.roles.remotetable import HeldRows, RemoteTable, post_rows
 from asyncps.state.requests import Step
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
@@ -72,6 +74,7 @@ class Client:
         self.closed = False
         # In dist_async a push is applied when it is taken: nothing stays open.
         self._window = None if bound_of(config) is None else CLOCK_WINDOW
+        self._late: frozenset[int] = frozenset()
         self._now = now
         self._plans: dict[tuple[Key, ...], Plan] = {}
 
@@ -88,9 +91,16 @@ class Client:
 
     def _learn(self, piece: Piece, placement: Placement) -> RemoteUnit:
         unit = self.units.get(piece.unit)
+        if unit is None and placement.spec.rows is not None:
+            unit = self.units[piece.unit] = RemoteTable(
+                self.links[piece.server], piece, placement.spec, self._window
+            )
+        if isinstance(unit, RemoteTable):
+            return unit
         if unit is None:
             unit = RemoteUnit(
-                self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window
+                self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window,
+                self._late,
             )
             self.units[piece.unit] = unit
         if piece.row >= 0:
@@ -104,6 +114,18 @@ class Client:
             unit.sizes = [piece.size]
             unit.row_keys = [placement.spec.key]
         return unit
+
+    def use_optimizer(self, name: str, hyper: dict[str, Any]) -> None:
+        """All workers have set it."""
+        self.optimizer, self.hyper, self.hyper_version = name, dict(hyper), 0
+        if optim.by_name(name).builtin:
+            return
+        # The server applies these beside its loop, now or later, and so says when it has. Steps
+        # may be under way when another optimizer is set: what holds now holds for good.
+        in_step = bound_of(self.config) is not None
+        self._window, self._late = CLOCK_WINDOW, frozenset({ASSIGN} if in_step else {ASSIGN, PUSH})
+        for unit in self.units.values():
+            unit.track.window, unit.late = self._window, self._late
 
     def plan_of(self, keys: tuple[Key, ...]) -> Plan | None:
         """Return the plan that these keys had before. Any thread."""
@@ -190,6 +212,7 @@ class Client:
         slab = plan.slabs[0] if plan.slabs else None
         unit = plan.lone
         assert unit is not None
+        unit.track.begin(step)
         op.add()
         self._post(
             op, PUSHPULL, unit, step, len(value), value, out,
@@ -246,9 +269,9 @@ class Client:
             return
 
         unit.held.append(Held(op, kind, step, size, value, out, scatter, priority))
-        self._ask_for_room(unit)
+        self.ask_for_room(unit)
 
-    def _ask_for_room(self, unit: RemoteUnit) -> None:
+    def ask_for_room(self, unit: RemoteUnit) -> None:
         """Send held pushes that may go, and ask for word of the clocks that the next wait for."""
         sent = True
         while sent:
@@ -259,12 +282,20 @@ class Client:
                     sent = True
                     unit.held.remove(held)
                     held.let_go()
-                    self._post(
-                        held.op, held.kind, unit, held.step, held.size, held.value, held.out,
-                        held.scatter, held.priority,
-                    )
+                    self._post_held(unit, held)
                 elif held.asking is None or held.asking.ended:
                     self._ask_for_word(unit, held, need)
+
+    def _post_held(self, unit: RemoteUnit, held: Held) -> None:
+        if isinstance(held, HeldRows):
+            post_rows(
+                self, held.op, held.kind, unit, held.step, held.named, held.value, held.priority
+            )
+            return
+        self._post(
+            held.op, held.kind, unit, held.step, held.size, held.value, held.out, held.scatter,
+            held.priority,
+        )
 
     def _ask_for_word(self, unit: RemoteUnit, held: Held, need: int) -> None:
         waiting = held.asking = Operation("wait", lent=False)
@@ -272,7 +303,7 @@ class Client:
 
         def ended(waiting: Operation) -> None:
             if waiting.error is None:
-                self._ask_for_room(unit)
+                self.ask_for_room(unit)
             else:
                 _give_up(unit, held, waiting.error)
 
@@ -280,7 +311,7 @@ class Client:
         self._post(
             waiting, WAIT, unit, Step(need, held.step.rows, 0),
             _size_of(unit, held.step.rows), None, None, None, 1 << 20,
-            late=lambda: self._ask_for_room(unit),
+            late=lambda: self.ask_for_room(unit),
         )
 
     def _post(

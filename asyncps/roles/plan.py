@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncps.initializer import Initializer
 from asyncps.protocol.messages import Key, KeySpec, Piece, StoreConfig
 from asyncps.roles.held import HeldPushes
 from asyncps.state.requests import UnitTrack
@@ -16,12 +17,19 @@ from asyncps.transport.link import Link
 from asyncps.transport.request import Request
 
 __all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "bound_of",
-           "describe"]
+           "describe", "describe_rows"]
 
 
 def describe(key: Key, dtype: str, shape: tuple[int, ...], itemsize: int) -> KeySpec:
     """Return a key as it is declared."""
     return KeySpec(key, dtype, shape, itemsize)
+
+
+def describe_rows(
+    key: Key, dtype: str, shape: tuple[int, ...], itemsize: int, rows: Initializer
+) -> KeySpec:
+    """Return a row-sparse key as it is declared; `rows` is what they are at first."""
+    return KeySpec(key, dtype, shape, itemsize, rows)
 
 
 def agreement(
@@ -40,11 +48,12 @@ class RemoteUnit:
     """A unit of a server as a worker sees it."""
 
     __slots__ = (
-        "held", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
+        "held", "late", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
     )
 
     def __init__(
-        self, link: Link, server: int, number: int, slab: bool, window: int | None = CLOCK_WINDOW
+        self, link: Link, server: int, number: int, slab: bool,
+        window: int | None = CLOCK_WINDOW, late: frozenset[int] = frozenset(),
     ) -> None:
         self.link = link
         self.server = server
@@ -56,6 +65,7 @@ class RemoteUnit:
         # Pushes beyond the clock window step aside here and block no other unit.
         self.held = HeldPushes()
         self.tail: Request | None = None
+        self.late = late  # kinds whose answer may wait for an update, as that of a pull does
 
     def grow(self, rows: int) -> None:
         """Take note that the slab has more rows; held pushes of all speak of the old ones."""
@@ -74,7 +84,7 @@ class RemoteUnit:
 class KeyInfo:
     """A key as this worker knows it."""
 
-    __slots__ = ("dtype", "key", "nbytes", "pieces", "shape", "spec")
+    __slots__ = ("dtype", "is_table", "key", "nbytes", "pieces", "shape", "spec")
 
     def __init__(self, spec: KeySpec, pieces: list[tuple[RemoteUnit, Piece]]) -> None:
         self.spec = spec
@@ -82,6 +92,7 @@ class KeyInfo:
         self.shape = tuple(spec.shape)
         self.dtype = dtypes.numpy_dtype(spec.dtype)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * spec.itemsize
+        self.is_table = spec.rows is not None
         self.pieces = pieces
 
 
@@ -113,16 +124,22 @@ class SlabPlan:
 
 
 class Plan:
-    """Where the keys of one call live: chunks by key, and slabs."""
+    """Where the keys of one call live: chunks by key, slabs, and row-sparse keys."""
 
-    __slots__ = ("empty", "infos", "large", "lone", "slabs")
+    __slots__ = ("empty", "infos", "large", "lone", "slabs", "tables")
 
     def __init__(self, infos: Sequence[KeyInfo]) -> None:
         self.infos = infos
-        self.empty = [(index, info) for index, info in enumerate(infos) if not info.pieces]
+        self.tables = [(index, info) for index, info in enumerate(infos) if info.is_table]
+        self.empty = [
+            (index, info) for index, info in enumerate(infos)
+            if not info.pieces and not info.is_table
+        ]
         self.large: list[tuple[int, KeyInfo]] = []
         slabs: dict[RemoteUnit, list[tuple[int, int, KeyInfo]]] = {}
         for index, info in enumerate(infos):
+            if info.is_table:
+                continue
             if info.pieces and info.pieces[0][0].slab:
                 unit, piece = info.pieces[0]
                 slabs.setdefault(unit, []).append((piece.row, index, info))
@@ -131,4 +148,5 @@ class Plan:
         self.slabs = [SlabPlan(unit, members, len(infos)) for unit, members in slabs.items()]
         units = [unit for _, info in self.large for unit, _ in info.pieces]
         units += [slab.unit for slab in self.slabs]
-        self.lone = units[0] if len(units) == 1 else None  # the only unit, if it is one
+        # The only unit, if it is one.
+        self.lone = units[0] if len(units) == 1 and not self.tables else None

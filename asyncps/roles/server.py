@@ -23,10 +23,13 @@ from asyncps.protocol.frames import ACK, DATA, HEADER_SIZE
 from asyncps.protocol.handshake import LANE
 from asyncps.protocol.messages import AnyMessage, Install, Members
 from asyncps.roles import reporting
+from asyncps.roles.dropping import drop
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.port import WorkerPort
+from asyncps.roles.tableunit import RowsWaiter
 from asyncps.roles.unit import Waiter
+from asyncps.roles.workshop import Workshop
 from asyncps.tensor.pool import Pool
 from asyncps.transport.connection import Connection
 from asyncps.transport.network import Listening, Network
@@ -62,6 +65,7 @@ class Server:
         self.node.on_message = self._take
         self.node.report = self.report
         self.pool = Pool(_POOL_BYTES)
+        self.workshop = Workshop()
         self.keepers: dict[int, Keeper] = {}
         self.ports: dict[int, WorkerPort] = {}
         self.lanes: dict[int, WorkerPort] = {}
@@ -87,6 +91,7 @@ class Server:
             self._accept, bind, self.config.handshake_s
         )
         await self.node.join(advertised, self._listening.port)
+        self.host = f"server {self.node.rank} on {self.host}"
 
     async def run(self) -> None:
         """Serve until the job ends.
@@ -106,6 +111,7 @@ class Server:
             if port.connection is not None:
                 port.connection.close()
         await self.node.leave()
+        await self.workshop.close()
 
     # ---- connections ----
 
@@ -184,12 +190,14 @@ class Server:
         if message.dropped:
             keeper = self.keepers.pop(message.store, None)
             if keeper is not None:
-                keeper.drop()
+                drop(keeper)
             return
         members = ((1 << self.node.num_workers) - 1) & ~self.gone
         keeper = self.keepers.get(message.store)
         if keeper is None:
-            self.keepers[message.store] = Keeper(message, members, self.pool, self.answer)
+            self.keepers[message.store] = Keeper(
+                message, members, self.pool, self.answer, self.workshop
+            )
         else:
             keeper.install(message)
 
@@ -209,7 +217,8 @@ class Server:
             DATA if waiter.data else ACK, 0, self.node.incarnation, 0, waiter.request,
             waiter.unit, 0, waiter.clock, 0, size, 0, 0,
         )
-        port.send(Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size))
+        frame = Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size)
+        port.send(frame, copied=isinstance(waiter, RowsWaiter))
 
 
 def refuse_open_door(host: str, token: str) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from asyncps import optim
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, ClosedError, ConfigError, DeadlineExceeded
 from asyncps.observe.endpoint import Endpoint
@@ -20,7 +21,7 @@ from asyncps.protocol.messages import (
     StoreConfig,
     UnitSpec,
 )
-from asyncps.roles import reporting
+from asyncps.roles import reporting, tablework
 from asyncps.roles.client import Client
 from asyncps.roles.deadlines import Deadlines, cut, take_back
 from asyncps.roles.lane import Lanes
@@ -155,14 +156,15 @@ class Worker:
         return Shortcut(self.node, client, self.lanes)
 
     async def init(
-        self, client: Client, specs: Sequence[KeySpec], values: Sequence[memoryview]
+        self, client: Client, specs: Sequence[KeySpec], values: Sequence[Any]
     ) -> None:
         """Initialise keys: rank 0's values count for everyone.
 
         Args:
             client: The store.
             specs: The keys.
-            values: Their values as bytes, lent until this returns; used by rank 0 only.
+            values: Their values as bytes, lent until this returns; used by rank 0 only. Of a
+                row-sparse key (ids, bytes of the rows), or None.
 
         Raises:
             AsyncPSError: A key exists with another dtype or shape, or the cluster failed.
@@ -185,6 +187,9 @@ class Worker:
             if not placement.fresh:
                 continue
             fresh.append(placement.spec.key)
+            if placement.spec.rows is not None:
+                tablework.init(client, op, client.keys[placement.spec.key], value)
+                continue
             for unit, piece in client.keys[placement.spec.key].pieces:
                 if unit.slab:
                     slabs.setdefault(unit, []).append((piece.row, placement.spec, value))
@@ -218,10 +223,10 @@ class Worker:
 
     async def set_optimizer(self, client: Client, name: str, hyper: dict[str, Any]) -> None:
         """Move the update to the servers; every worker says the same."""
-        await self._ask_all(
-            messages.SetOptimizer(client.number, name, hyper), "all workers to set the optimizer"
-        )
-        client.optimizer, client.hyper, client.hyper_version = name, dict(hyper), 0
+        whole = optim.by_name(name).whole_keys
+        message = messages.SetOptimizer(client.number, name, hyper, whole)
+        await self._ask_all(message, "all workers to set the optimizer")
+        client.use_optimizer(name, hyper)
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:
         """Change hyper-parameters; pushes from now on carry the new version."""

@@ -342,7 +342,7 @@ class Stores:
         words = calls[0].words
         assert words is not None  # every call of this meeting has words
         kind = optim.REGISTRY.get(words.name)
-        if kind is not None and kind.whole_keys:
+        if words.whole_keys or (kind is not None and kind.whole_keys):
             try:
                 store.routing.keep_whole()
             except OptimizerError as refused:

@@ -37,11 +37,11 @@ class UnitTrack:
         window: How many clocks may be open before a push waits; None for any number.
     """
 
-    __slots__ = ("_applied", "_applied_rows", "_clock", "_clocks", "_waiting", "_window", "rows")
+    __slots__ = ("_applied", "_applied_rows", "_clock", "_clocks", "_waiting", "rows", "window")
 
     def __init__(self, rows: int, window: int | None = CLOCK_WINDOW) -> None:
         self.rows = rows
-        self._window = window
+        self.window = window
         self._clock = 0  # of all rows, while `_clocks` is None
         self._clocks: list[int] | None = None
         self._applied = 0  # known to be applied, for all rows, while `_applied_rows` is None
@@ -87,15 +87,30 @@ class UnitTrack:
             return [steps[0]._replace(rows=None)]
         return steps
 
-    def is_open(self, rows: Rows = None) -> bool:
-        """Tell whether a push of these rows is one step that need not wait."""
+    def next(self, rows: Rows = None) -> Step | None:
+        """Return what `push` would, if that is one step that need not wait; nothing changes."""
         clock = self._clock
         if self._clocks is not None:
             clocks = {self._clocks[row] for row in (range(self.rows) if rows is None else rows)}
             if len(clocks) != 1:
-                return False
+                return None
             clock = clocks.pop()
-        return not self._must_wait(clock + 1, rows)
+        if self._must_wait(clock + 1, rows):
+            return None
+        whole = rows is None or len(rows) == self.rows
+        return Step(clock + 1, None if whole else rows, 0)
+
+    def begin(self, step: Step) -> None:
+        """Let a step that `next` gave be taken; a second time it changes nothing."""
+        clock, rows, _ = step
+        if self._clocks is None and rows is None:
+            self._clock = max(self._clock, clock)
+            return
+        clocks = self._split()
+        for row in range(self.rows) if rows is None else rows:
+            clocks[row] = max(clocks[row], clock)
+        self._clocks = clocks
+        self._merge()
 
     def pull(self, rows: Rows = None) -> list[Step]:
         """Return the clocks that a pull of some rows must see: this worker's last pushes."""
@@ -146,7 +161,7 @@ class UnitTrack:
         return floor
 
     def _must_wait(self, clock: int, rows: Rows) -> int:
-        need = 0 if self._window is None else clock - self._window
+        need = 0 if self.window is None else clock - self.window
         if need <= 0:
             return 0
         if self._applied_rows is None:

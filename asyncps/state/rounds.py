@@ -81,6 +81,13 @@ class Rounds:
         given = self.open.get(self.applied + 1, 0)
         return bool(given) and given & members == members
 
+    def complete(self, members: int) -> range:
+        """Return the clocks that may be applied one after the other, ascending."""
+        end = self.applied + 1
+        while (given := self.open.get(end, 0)) and given & members == members:
+            end += 1
+        return range(self.applied + 1, end)
+
     def apply(self) -> None:
         """Move on to the clock that is complete."""
         self.applied += 1

@@ -18,6 +18,7 @@ from asyncps.errors import (
     AsyncPSError,
     ClusterError,
     ConfigError,
+    Disagreement,
     DtypeMismatch,
     KeyExists,
     OptimizerError,
@@ -26,6 +27,7 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol.messages import Key, KeySpec, Piece, Placement
+from asyncps.state import tables
 
 ITEMSIZES = {
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2,
@@ -86,6 +88,8 @@ def check_spec(spec: KeySpec) -> None:
         raise TensorError("impossible shape", key=key,
                           expected="sizes of at least 0, less than 2**63 bytes in all",
                           got=spec.shape)
+    if spec.rows is not None:
+        tables.check_spec(spec)
 
 
 def check_key(key: Key) -> None:
@@ -109,6 +113,9 @@ def _check_same(expected: KeySpec, got: KeySpec) -> None:
     if expected.shape != got.shape:
         raise ShapeMismatch("key exists with another shape", key=got.key,
                             expected=expected.shape, got=got.shape)
+    if expected.rows != got.rows:
+        raise Disagreement("key exists as another kind of key", key=got.key,
+                           expected=tables.words(expected), got=tables.words(got))
 
 
 def _check_specs(specs: list[KeySpec]) -> None:
@@ -176,6 +183,8 @@ class Routing:
             OptimizerError: A key has been cut already.
         """
         for key, placed in self._table.items():
+            if placed.spec.rows is not None:
+                raise tables.not_whole(key)
             if len(placed.pieces) > 1:
                 raise OptimizerError(
                     "the optimizer needs whole keys, and this one was cut into chunks: set the "
@@ -216,7 +225,7 @@ class Routing:
             for waiter in sorted(self._waiting_for.get(key, ())):
                 try:
                     _check_same(self._table[key].spec, self._waits[waiter].specs[key])
-                except TensorError as error:
+                except (TensorError, Disagreement) as error:
                     self._forget(waiter)
                     refused.append((waiter, error))
         return refused
@@ -323,6 +332,11 @@ class Routing:
         units = self._next_unit
         for spec in new:
             size = size_of(spec)
+            if spec.rows is not None:
+                if self._whole:
+                    raise tables.not_whole(spec.key)
+                units += len(self._loads)
+                continue
             if self._whole and size > MAX_WHOLE_BYTES:
                 raise ConfigError("this key is too large for an optimizer that needs whole keys",
                                   key=spec.key, expected=f"at most {MAX_WHOLE_BYTES} bytes",
@@ -335,6 +349,9 @@ class Routing:
                     expected=f"at most {MAX_UNITS}", got=units)
 
     def _place(self, spec: KeySpec) -> list[Piece]:
+        if spec.rows is not None:
+            first, self._next_unit = self._next_unit, self._next_unit + len(self._loads)
+            return tables.place(spec, self._loads, first)
         size = size_of(spec)
         if size == 0:
             return []

@@ -240,6 +240,11 @@ class Core(RowCalls):
             await self.flush()
         await self.worker.close()
 
+    async def release(self) -> None:
+        """Flush, and have no more to do with this store; the worker stays."""
+        await self.flush()
+        await self.worker.close_store(self.client)
+
     async def let_go(self, call: Call) -> None:
         """Take the caller's memory back; what was not begun is not begun any more."""
         call.withdraw()

@@ -113,6 +113,12 @@ class OpenStore(Message, tag=20):
     config: StoreConfig
 
 
+class CloseStore(Message, tag=95):
+    """A worker has no more to do with a store, until it opens it again. Answered with Done."""
+
+    store: int
+
+
 class StoreOpened(Message, tag=21):
     """The number of a store."""
 
@@ -213,6 +219,7 @@ class Install(Message, tag=32):
     config: StoreConfig
     optimizer: str | None
     hyper: dict[str, Any]
+    dropped: bool = False  # all have closed it: forget it
 
 
 class SetHyper(Message, tag=33):
@@ -308,7 +315,7 @@ class ServerStatistics(Message, tag=63):
 
 AnyMessage = (
     Join | Joined | Members | Prepared | Leave | Died | Lost | Shutdown | Left
-    | OpenStore | StoreOpened
+    | OpenStore | CloseStore | StoreOpened
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
     | AskReport | Report | AskStatus | JobStatus | TableSpec

@@ -317,7 +317,7 @@ class Keeper:
                 unit.rows[row].park(waiter, position, header.clock)
             done = waiter.pending == 0
         if done:
-            self._tell(waiter)
+            self.tell(waiter)
         return done
 
     def assign(
@@ -386,9 +386,10 @@ class Keeper:
     def _give(self, unit: Unit, waiters: list[tuple[Waiter, int]]) -> None:
         for waiter, position in waiters:
             if unit.give(waiter, position):
-                self._tell(waiter)
+                self.tell(waiter)
 
-    def _tell(self, waiter: Waiter) -> None:
+    def tell(self, waiter: Waiter) -> None:
+        """Answer a waiter that has all its parts, or an error."""
         if waiter.error is not None and waiter.error.key is None:
             waiter.error.key = self.name_of(waiter.unit)
         self._answer(waiter)

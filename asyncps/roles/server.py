@@ -23,6 +23,7 @@ from asyncps.protocol.frames import ACK, DATA, HEADER_SIZE
 from asyncps.protocol.handshake import LANE
 from asyncps.protocol.messages import AnyMessage, Install, Members
 from asyncps.roles import reporting
+from asyncps.roles.dropping import drop
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.port import WorkerPort
@@ -185,7 +186,12 @@ class Server:
             keeper.left(rank)
 
     def install(self, message: Install) -> None:
-        """Open a store, or give it an optimizer."""
+        """Open a store, give it an optimizer, or forget it."""
+        if message.dropped:
+            keeper = self.keepers.pop(message.store, None)
+            if keeper is not None:
+                drop(keeper)
+            return
         members = ((1 << self.node.num_workers) - 1) & ~self.gone
         keeper = self.keepers.get(message.store)
         if keeper is None:

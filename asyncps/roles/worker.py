@@ -141,6 +141,14 @@ class Worker:
             self.clients[name] = client
         return client
 
+    async def close_store(self, client: Client) -> None:
+        """Have no more to do with a store; once all workers say so its values are forgotten."""
+        client.closed = True
+        for name in [name for name, found in self.clients.items() if found is client]:
+            del self.clients[name]
+        if self.node.failure is None and not self._closed:
+            await self.node.ask(messages.CloseStore(client.number))
+
     def shortcut(self, client: Client) -> Shortcut | None:
         """Return the lanes of a store that is used by blocking calls, if there can be any."""
         if not self.node.network.has_sockets:

@@ -23,12 +23,13 @@ STORE_TYPES = ("dist_sync", "dist_async", "dist_ssp")
 MAX_STALENESS = 1 << 20
 ORDERS = ("arrival", "rank")
 REDUCTIONS = ("sum", "mean")
-MAX_STORES = 256  # stores of a job: protects the scheduler's memory
+MAX_STORES = 256  # open stores of a job: protects the scheduler's memory
 MAX_NAME = 1024  # characters of the name of a store or an optimizer: the same
 SHOWN_WORDS = 400  # characters of what a worker said that an error repeats
 SHOWN_SAYINGS = 4  # different sayings that an error repeats
 
-StoreRequest = m.OpenStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier | m.SetOptimizer
+StoreRequest = (m.OpenStore | m.CloseStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier
+                | m.SetOptimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ class _Store:
     barrier: Meeting
     optimizer: Meeting
     opening: _Task | None = field(default=None, repr=False)
+    closed: set[int] = field(default_factory=set)  # ranks that have no more to do with it
 
 
 class Stores:
@@ -165,6 +167,9 @@ class Stores:
         match message:
             case m.OpenStore():
                 return self._open(rank, request, message)
+            case m.CloseStore():
+                self._store(message.store).closed.add(rank)
+                return [Answer(rank, request, m.Done()), *self._drop_closed()]
             case m.Barrier():
                 meeting = self._store(message.store).barrier
                 return _all_done(meeting.come(rank, request, None) or [])
@@ -224,7 +229,7 @@ class Stores:
             store.routing.forget(rank)
             if rank == 0:
                 actions += [Answer(*waiter, error) for waiter in store.routing.close()]
-        return actions
+        return actions + self._drop_closed()
 
     def summaries(self) -> list[m.StoreStatus]:
         """Describe every store for observers."""
@@ -243,6 +248,16 @@ class Stores:
                 found.append(((store.number, "init", 0), [0], store.routing.waiting))
         return found
 
+    def _drop_closed(self) -> list[Action]:
+        """Forget the stores that every live worker has closed, here and on the servers."""
+        actions: list[Action] = []
+        for store in list(self._by_number.values()):
+            if self._workers and self._workers <= store.closed and store.opening is None:
+                del self._by_name[store.name], self._by_number[store.number]
+                drop = m.Install(store.number, store.config, None, {}, dropped=True)
+                actions += self._command(store, drop, [])[1]
+        return actions
+
     def _store(self, number: int) -> _Store:
         store = self._by_number.get(number)
         if store is None or store.opening is not None:
@@ -260,6 +275,7 @@ class Stores:
                 f"worker {rank} opens store {message.name!r} otherwise than worker "
                 f"{store.opener} did", rank=rank, expected=_words(store.config),
                 got=_words(message.config))
+        store.closed.discard(rank)
         if store.opening is None:
             return [Answer(rank, request, m.StoreOpened(store.number))]
         store.opening.waiters.append((rank, request))

@@ -12,13 +12,14 @@ from typing import Any, Self
 
 from asyncps import optim
 from asyncps.call import Call, Handle
+from asyncps.checkpointverbs import AsyncCheckpointVerbs, CheckpointVerbs
 from asyncps.core import Core
 from asyncps.later import LaterVerbs
 from asyncps.roles.runtime import Runtime
 from asyncps.values import as_keys
 
 
-class KVStore(LaterVerbs):
+class KVStore(CheckpointVerbs, LaterVerbs):
     """A store for programs without an event loop of their own; every verb blocks.
 
     Made by `asyncps.create` or `LocalCluster.run`. May be used from several threads.
@@ -238,7 +239,7 @@ class KVStore(LaterVerbs):
         return call.result()
 
 
-class AsyncKVStore(LaterVerbs):
+class AsyncKVStore(AsyncCheckpointVerbs, LaterVerbs):
     """The same store for programs with an event loop; every verb is a coroutine.
 
     Made by `async with asyncps.connect(...)`. See `KVStore` for what the verbs mean.

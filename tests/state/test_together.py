@@ -53,7 +53,8 @@ def test_who_is_waited_for_is_told_and_who_leaves_is_not() -> None:
     assert stores.missing() == [((1, "checkpoint", 0), [0, 2], 1)]
     assert stores.handle(2, 2, COME) == []
     broken = stores.left(0)  # as at a barrier: who waits hears it, and the next time goes well
-    assert [class_of(each.message) for each in broken if isinstance(each, Answer)] == [ClusterError] * 2
+    heard = [class_of(each.message) for each in broken if isinstance(each, Answer)]
+    assert heard == [ClusterError] * 2
     assert stores.handle(2, 3, COME) == []
     assert stores.handle(1, 3, COME) == [Answer(1, 3, m.Word(1, 1)), Answer(2, 3, m.Word(1, 1))]
     assert stores.handle(2, 4, m.Word(1, 1)) == []

@@ -78,6 +78,14 @@ class Core(RowCalls):
             if m.role == "worker" and m.hostname == mine.hostname and m.rank < mine.rank
         )
 
+    def check_open(self) -> None:
+        """Refuse to work on a closed store.
+
+        Raises:
+            ClosedError: It is closed.
+        """
+        self._check_open()
+
     def is_capable(self, capability: str) -> bool:
         """Whether the store can do something."""
         return is_capable(capability)

@@ -15,6 +15,7 @@ import numpy as np
 
 from asyncps import optim
 from asyncps.call import Call, Handle
+from asyncps.checkpointverbs import AsyncCheckpointVerbs, CheckpointVerbs
 from asyncps.core import Core
 from asyncps.errors import ClosedError
 from asyncps.later import LaterVerbs
@@ -23,7 +24,7 @@ from asyncps.rowverbs import AsyncRowVerbs, RowVerbs
 from asyncps.values import as_keys
 
 
-class KVStore(RowVerbs, LaterVerbs):
+class KVStore(CheckpointVerbs, RowVerbs, LaterVerbs):
     """A store for programs without an event loop of their own; every verb blocks.
 
     Made by `asyncps.create` or `LocalCluster.run`. May be used from several threads.
@@ -260,7 +261,7 @@ class KVStore(RowVerbs, LaterVerbs):
             self._runtime.run(self._core.let_go(call))
 
 
-class AsyncKVStore(AsyncRowVerbs, LaterVerbs):
+class AsyncKVStore(AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
     """The same store for programs with an event loop; every verb is a coroutine.
 
     Made by `async with asyncps.connect(...)`. See `KVStore` for what the verbs mean.

@@ -11,6 +11,7 @@ import msgspec
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
 from asyncps.initializer import Initializer
+from asyncps.protocol.base import ErrorInfo as ErrorInfo
 from asyncps.protocol.base import Key as Key
 from asyncps.protocol.base import Member as Member
 from asyncps.protocol.base import Message as Message
@@ -21,6 +22,15 @@ from asyncps.protocol.observing import NodeStatus as NodeStatus
 from asyncps.protocol.observing import Report as Report
 from asyncps.protocol.observing import StoreStatus as StoreStatus
 from asyncps.protocol.observing import Wait as Wait
+from asyncps.protocol.saving import AskUnits as AskUnits
+from asyncps.protocol.saving import ListKeys as ListKeys
+from asyncps.protocol.saving import PartState as PartState
+from asyncps.protocol.saving import SetClocks as SetClocks
+from asyncps.protocol.saving import StateRange as StateRange
+from asyncps.protocol.saving import Together as Together
+from asyncps.protocol.saving import Units as Units
+from asyncps.protocol.saving import UnitState as UnitState
+from asyncps.protocol.saving import Word as Word
 
 # ---- membership -----------------------------------------------------------------------------
 
@@ -234,18 +244,6 @@ class Done(Message, tag=40):
     """Yes, and nothing else to say."""
 
 
-class ErrorInfo(Message, tag=41):
-    """An error on its way to the caller."""
-
-    code: int
-    message: str
-    key: Key | None = None
-    rank: int | None = None
-    host: str | None = None
-    expected: str | None = None
-    got: str | None = None
-
-
 # ---- a unit, as INIT describes it to its server -------------------------------------------------
 
 
@@ -319,6 +317,7 @@ AnyMessage = (
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
     | AskReport | Report | AskStatus | JobStatus | TableSpec
+    | Together | Word | ListKeys | AskUnits | Units | StateRange | SetClocks
 )
 
 _encoder = msgspec.msgpack.Encoder()

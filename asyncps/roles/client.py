@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from asyncps import optim
-from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, TensorError
+from asyncps.errors import (
+    AsyncPSError,
+    ClosedError,
+    ClusterError,
+    DeadlineExceeded,
+    TensorError,
+)
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
@@ -72,6 +78,7 @@ class Client:
         self.pushes: set[Operation] = set()  # not accepted yet
         self.failed: deque[Operation] = deque(maxlen=64)  # pushes whose error nobody has seen
         self.closed = False
+        self.still = ""  # the verb that saves or loads the store, while nothing may change it
         # In dist_async a push is applied when it is taken: nothing stays open.
         self._window = None if bound_of(config) is None else CLOCK_WINDOW
         self._late: frozenset[int] = frozenset()
@@ -172,6 +179,9 @@ class Client:
             op.part_done(ClosedError("the store is closed"))
             return
         kind = _KINDS[op.verb]
+        if self.still and (kind != PULL or self.still.startswith("load")):
+            op.part_done(ClusterError(f"{op.verb} while {self.still} is under way"))
+            return
         if kind != PULL:
             self.pushes.add(op)
             op.on_end(self._pushed)

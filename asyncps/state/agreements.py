@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from asyncps import optim
 from asyncps.config import Config
 from asyncps.errors import (
@@ -18,6 +16,8 @@ from asyncps.errors import (
 )
 from asyncps.protocol import messages as m
 from asyncps.state.routing import Routing
+from asyncps.state.sayings import canonical, disagreement, spelled
+from asyncps.state.together import conclude
 
 STORE_TYPES = ("dist_sync", "dist_async", "dist_ssp")
 MAX_STALENESS = 1 << 20
@@ -25,11 +25,12 @@ ORDERS = ("arrival", "rank")
 REDUCTIONS = ("sum", "mean")
 MAX_STORES = 256  # open stores of a job: protects the scheduler's memory
 MAX_NAME = 1024  # characters of the name of a store or an optimizer: the same
-SHOWN_WORDS = 400  # characters of what a worker said that an error repeats
-SHOWN_SAYINGS = 4  # different sayings that an error repeats
 
-StoreRequest = (m.OpenStore | m.CloseStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier
-                | m.SetOptimizer)
+StoreRequest = (
+    m.OpenStore | m.CloseStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier
+    | m.SetOptimizer | m.Together | m.Word | m.ListKeys
+)
+Words = m.SetOptimizer | m.Together | m.Word | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Call:
 
     rank: int
     request: int
-    words: m.SetOptimizer | None
+    words: Words
 
 
 class Meeting:
@@ -71,7 +72,7 @@ class Meeting:
         self._open: dict[int, list[Call]] = {}
         self._broken: list[tuple[range, int]] = []  # generations that wait for who left, and who
 
-    def come(self, rank: int, request: int, words: m.SetOptimizer | None) -> list[Call] | None:
+    def come(self, rank: int, request: int, words: Words) -> list[Call] | None:
         """A worker calls; returns the calls of its generation, by rank, if it was the last.
 
         Raises:
@@ -142,6 +143,7 @@ class _Store:
     routing: Routing
     barrier: Meeting
     optimizer: Meeting
+    together: Meeting  # save and load
     opening: _Task | None = field(default=None, repr=False)
     closed: set[int] = field(default_factory=set)  # ranks that have no more to do with it
 
@@ -176,9 +178,15 @@ class Stores:
             case m.SetOptimizer():
                 store = self._store(message.store)
                 _check_name("an optimizer", message.name)
-                _canonical(message)
+                canonical(message)
                 calls = store.optimizer.come(rank, request, message)
                 return self._agree(store, calls) if calls else []
+            case m.Together() | m.Word():
+                meeting = self._store(message.store).together
+                return _concluded(meeting.come(rank, request, message) or [])
+            case m.ListKeys():
+                routing = self._store(message.store).routing
+                return [_placed(routing, rank, request, routing.page(message.start))]
             case m.Declare():
                 return self._declare(rank, request, message)
             case m.Await():
@@ -225,6 +233,10 @@ class Stores:
             complete, more = store.optimizer.leave(rank)
             for generation in complete:
                 actions += self._agree(store, generation)
+            complete, cut = store.together.leave(rank)
+            for generation in complete:
+                actions += _concluded(generation)
+            more += cut
             actions += [Answer(call.rank, call.request, error) for call in broken + more]
             store.routing.forget(rank)
             if rank == 0:
@@ -241,7 +253,8 @@ class Stores:
         """
         found = []
         for store in self._by_number.values():
-            for what, meeting in (("barrier", store.barrier), ("optimizer", store.optimizer)):
+            for what, meeting in (("barrier", store.barrier), ("optimizer", store.optimizer),
+                                  ("checkpoint", store.together)):
                 for generation, ranks, count in meeting.missing():
                     found.append(((store.number, what, generation), ranks, count))
             if store.routing.waiting:
@@ -273,8 +286,8 @@ class Stores:
         if store.config != message.config:
             raise Disagreement(
                 f"worker {rank} opens store {message.name!r} otherwise than worker "
-                f"{store.opener} did", rank=rank, expected=_words(store.config),
-                got=_words(message.config))
+                f"{store.opener} did", rank=rank, expected=spelled(store.config),
+                got=spelled(message.config))
         store.closed.discard(rank)
         if store.opening is None:
             return [Answer(rank, request, m.StoreOpened(store.number))]
@@ -289,7 +302,8 @@ class Stores:
         if 0 not in self._workers:
             routing.close()
         store = _Store(self._next_store, message.name, rank, message.config, routing,
-                       Meeting(self._workers), Meeting(self._workers))
+                       Meeting(self._workers), Meeting(self._workers),
+                       Meeting(self._workers))
         self._next_store += 1
         self._by_name[store.name] = self._by_number[store.number] = store
         install = m.Install(store.number, store.config, None, {})
@@ -335,12 +349,14 @@ class Stores:
     def _agree(self, store: _Store, calls: list[Call]) -> list[Action]:
         sayings: dict[bytes, list[Call]] = {}
         for call in calls:
-            sayings.setdefault(_canonical(call.words), []).append(call)
+            sayings.setdefault(canonical(call.words), []).append(call)
         if len(sayings) > 1:
-            error = m.error_to_wire(_disagreement(list(sayings.values())))
+            error = m.error_to_wire(disagreement([
+                ([call.rank for call in said], said[0].words) for said in sayings.values()
+            ]))
             return [Answer(call.rank, call.request, error) for call in calls]
         words = calls[0].words
-        assert words is not None  # every call of this meeting has words
+        assert isinstance(words, m.SetOptimizer)  # as every call of this meeting has
         kind = optim.REGISTRY.get(words.name)
         if words.whole_keys or (kind is not None and kind.whole_keys):
             try:
@@ -360,6 +376,12 @@ def _all_done(calls: list[Call]) -> list[Action]:
     return [Answer(call.rank, call.request, m.Done()) for call in calls]
 
 
+def _concluded(calls: list[Call]) -> list[Action]:
+    answers = conclude([(call.rank, call.words) for call in calls])
+    return [Answer(call.rank, call.request, answer)
+            for call, answer in zip(calls, answers, strict=True)]
+
+
 def _check_name(what: str, name: str) -> None:
     if not 1 <= len(name) <= MAX_NAME:
         raise ConfigError(f"the name of {what} has the wrong length",
@@ -375,26 +397,3 @@ def _check_config(config: m.StoreConfig) -> None:
     if not 0 <= config.staleness <= most:
         raise ConfigError(f"staleness of a {config.type} store is out of range",
                           expected=f"0 to {most}", got=config.staleness)
-
-
-def _canonical(words: m.SetOptimizer | None) -> bytes:
-    """Return bytes that are equal for equal words, NaN included, in any order of the names."""
-    try:
-        return msgspec.msgpack.encode(words, order="deterministic")
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise OptimizerError(f"hyper-parameters must be plain data: {error}") from None
-
-
-def _words(value: msgspec.Struct | None) -> str:
-    fields = msgspec.structs.asdict(value) if value is not None else {}
-    text = ", ".join(f"{name}={said!r}" for name, said in fields.items() if name != "store")
-    return text if len(text) <= SHOWN_WORDS else text[:SHOWN_WORDS] + "..."
-
-
-def _disagreement(sayings: list[list[Call]]) -> Disagreement:
-    texts = []
-    for calls in sayings[:SHOWN_SAYINGS]:
-        ranks = ", ".join(str(call.rank) for call in calls)[:SHOWN_WORDS]
-        who = f"workers {ranks}" if len(calls) > 1 else f"worker {ranks}"
-        texts.append(f"{who} said {_words(calls[0].words)}")
-    return Disagreement("workers set different optimizers: " + "; ".join(texts))

@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from asyncps.errors import (
     AsyncPSError,
@@ -42,6 +43,7 @@ MAX_UNITS = 1 << 21  # chunks and slabs of a store: the same; 2 TiB in chunks of
 MAX_WHOLE_BYTES = 1 << 30  # of a key that is not cut: it travels as one payload
 OVERLAP = 4  # chunks of a key, so that sending, adding and receiving overlap, while each is at
 #              least about half of chunk_bytes: below, the work for each frame costs more (measured)
+PAGE_PIECES = 1 << 15  # keys and chunks that one answer lists
 MAX_AWAITED = 8 * 10**6  # (waiter, key) pairs of a store: the same
 
 Waiter = tuple[int, int]  # rank of the worker, number of its request
@@ -289,6 +291,20 @@ class Routing:
                 check_key(key)
                 raise UnknownKey("key was never initialised", key=key)
         return [self._table[key] for key in keys]
+
+    def page(self, start: int) -> list[Placement]:
+        """Return where some keys live, from the `start`-th on; none at the end.
+
+        Those that are not ready are `fresh`.
+        """
+        found: list[Placement] = []
+        pieces = 0
+        for key in islice(self._table, max(0, start), None):
+            found.append(self._as_fresh(key))
+            pieces += 1 + len(found[-1].pieces)
+            if pieces > PAGE_PIECES:
+                break
+        return found
 
     def forget(self, rank: int) -> None:
         """Drop the waits of a worker."""

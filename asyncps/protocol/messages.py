@@ -10,6 +10,11 @@ from typing import Any
 import msgspec
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
+from asyncps.protocol.attending import AllJoined as AllJoined
+from asyncps.protocol.attending import Attendance as Attendance
+from asyncps.protocol.attending import Clocks as Clocks
+from asyncps.protocol.attending import Gone as Gone
+from asyncps.protocol.attending import JoinStore as JoinStore
 from asyncps.protocol.base import Key as Key
 from asyncps.protocol.base import Member as Member
 from asyncps.protocol.base import Message as Message
@@ -290,6 +295,7 @@ AnyMessage = (
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
     | AskReport | Report | AskStatus | JobStatus
+    | Gone | JoinStore | AllJoined | Attendance | Clocks
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -32,6 +32,7 @@ from asyncps.protocol.frames import (
     Header,
 )
 from asyncps.protocol.messages import AnyMessage, UnitSpec
+from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
 from asyncps.tensor import dtypes
@@ -235,6 +236,8 @@ class WorkerPort:
             answer = messages.MissingRanks(self._store(message.store).missing(message))
         elif isinstance(message, messages.AskStatistics):
             answer = self._statistics(self._store(message.store))
+        elif isinstance(message, messages.Clocks):
+            answer = clocks(self._store(message.store), self.rank, message)
         else:
             raise RemoteProtocolError("a message that a server does not take",
                                       got=type(message).__name__)

@@ -8,10 +8,16 @@ Keys that it learns later have gone on likewise, so their clocks are asked for f
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from asyncps.errors import AsyncPSError, ClusterError, RemoteProtocolError
+from asyncps.errors import (
+    AsyncPSError,
+    ClusterError,
+    DeadlineExceeded,
+    RemoteProtocolError,
+)
 from asyncps.protocol import messages
 from asyncps.protocol.messages import AnyMessage, Placement
 from asyncps.transport.link import Link
@@ -19,6 +25,8 @@ from asyncps.transport.link import Link
 if TYPE_CHECKING:
     from asyncps.roles.client import Client
     from asyncps.roles.worker import Worker
+
+log = logging.getLogger(__name__)
 
 Ask = Callable[[Link, messages.Message], Awaitable[AnyMessage]]
 
@@ -76,6 +84,7 @@ async def _carry(
         answer = await worker.node.ask(messages.JoinStore(client.number))
         if not isinstance(answer, messages.AllJoined):
             raise RemoteProtocolError("no answer to a join", got=type(answer).__name__)
+        ask = _insisting(ask)
         known: set[int] = set()
         clocks: dict[int, list[int]] = {}
         while not client.units.keys() <= known:  # another thread may learn of keys meanwhile
@@ -95,6 +104,22 @@ async def _carry(
     else:
         client.joining = None
         joining.set_result(answer.last)
+
+
+def _insisting(ask: Ask) -> Ask:
+    """Ask until the answer comes or the cluster fails.
+
+    The servers count this worker already: with the clocks of before, what it pushes would be taken
+    for replays.
+    """
+    async def insist(link: Link, message: messages.Message) -> AnyMessage:
+        while True:
+            try:
+                return await ask(link, message)
+            except DeadlineExceeded as error:
+                log.warning("after a join: %s; asking again", error)
+
+    return insist
 
 
 async def _clocks(

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 import asyncps
-from asyncps.errors import ClosedError, ClusterError, WorkerLost
+from asyncps.errors import (
+    ClosedError,
+    ClusterError,
+    DeadlineExceeded,
+    OptimizerError,
+    WorkerLost,
+)
 from asyncps.kvstore import KVStore
+from asyncps.protocol.messages import Clocks
 from tests.kvstore.scenarios import RATE, all_are
 from tests.support.cluster import DEADLINES, on_cluster, on_processes
 from tests.support.processes import ProcessGroup
@@ -243,18 +250,41 @@ def test_join_that_waits_for_a_lost_worker_is_worker_lost() -> None:
 
 def test_join_after_a_failed_push_says_so_and_has_not_joined() -> None:
     def work(store: KVStore) -> None:
-        store.init("w", np.zeros(3, "f4"))
-        store.set_optimizer("sgd", learning_rate=0.1)
-        store.init("n", np.zeros(3, "i4"))
-        store.push("n", np.ones(3, "i4"))  # no optimizer for whole numbers: this round fails
-        if store.rank == 1:
-            with pytest.raises(asyncps.errors.AsyncPSError):
-                store.pull("n")
-        store.pushpull("w", np.ones(3, "f4"))
+        store.init(["w", "n"], [np.zeros(3, "f4"), np.zeros(3, "i4")])
+        store.set_optimizer("sgd", learning_rate=1.0)
+        # sgd cannot update whole numbers: this round fails, and nobody looks.
+        handle = store.pushpull("n", np.ones(3, "i4"), async_op=True)
+        while not handle.done():
+            pass
+        with pytest.raises(OptimizerError):
+            store.join()
+        all_are(store.pushpull("w", np.ones(3, "f4")), -2)
         store.join()
-        store.pushpull("w", np.ones(3, "f4"))
+        all_are(store.pushpull("w", np.ones(3, "f4")), -4)
 
     on_cluster(work)
+
+
+async def test_server_that_is_late_with_the_clocks_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the clocks of before its pushes would be taken for replays, and be lost."""
+    async with asyncps.connect("dist_sync") as store:
+        await store.init("w", np.zeros(3, "f4"))
+        worker = store._core.worker
+        ask, asked = worker._ask_server, []
+
+        async def late(link: Any, message: Any, *more: Any) -> Any:
+            if isinstance(message, Clocks):
+                asked.append(message)
+                if len(asked) < 3:
+                    raise DeadlineExceeded("late")
+            return await ask(link, message, *more)
+
+        monkeypatch.setattr(worker, "_ask_server", late)
+        assert await store.join() == 0
+        assert len(asked) == 3
+        all_are(await store.pushpull("w", np.ones(3, "f4")), 1)
 
 
 def test_closing_ends_a_join_of_another_thread() -> None:

@@ -9,15 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncps.errors import AsyncPSError
+import asyncps
+from asyncps.errors import AsyncPSError, ConnectionLost, StaleIncarnation
 from asyncps.kvstore import KVStore
+from asyncps.roles.scheduler import Scheduler
+from asyncps.state.membership import Standing
 from tests.kvstore.scenarios import RATE, all_are
-from tests.support.cluster import on_cluster
+from tests.support.cluster import DEADLINES, on_cluster
 
 SETTINGS: dict[str, Any] = {"on_worker_lost": "continue", "reconnect_s": 0.2}
 SIZES = {"a": 3, "chunk": 20_000, "big": 300_000}
 
 both_transports = pytest.mark.parametrize("transport", ["memory", "tcp"])
+
+
+def pull_for_ever(store: KVStore) -> None:
+    while True:
+        store.pull("w")
 
 
 class Enough(Exception):
@@ -111,3 +119,37 @@ def test_lost_worker_that_had_joined_is_not_counted_again(transport: str) -> Non
     with pytest.raises(Enough):
         on_cluster(work, workers=3, transport=transport, settings=SETTINGS)
     assert sorted(seen) == [0, 2]
+
+
+@both_transports
+def test_worker_that_comes_back_after_its_loss_hears_that_it_is_stale(transport: str) -> None:
+    """It was cut off when all were told, and hears it as the answer to its greeting."""
+    with asyncps.LocalCluster(workers=2, transport=transport, **DEADLINES) as cluster:
+        opened, over = threading.Event(), threading.Event()
+
+        def other() -> None:
+            with cluster.store(0) as store:
+                store.init("w", np.zeros(3, "f4"))
+                opened.set()
+                assert over.wait(10)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        store = cluster.store(1)
+        scope, link = cluster._scope, store._core.worker.node.link
+        assert scope is not None
+        (scheduler,) = [role for role in scope.roles if isinstance(role, Scheduler)]
+
+        async def cut_off() -> None:
+            node = scheduler._state._membership.get("worker", 1)
+            assert node is not None
+            node.standing = Standing.LOST
+            link.abort(ConnectionLost("cut by the test"))
+
+        assert opened.wait(10)
+        store._runtime.run(cut_off())
+        with pytest.raises(StaleIncarnation, match="declared lost"):
+            pull_for_ever(store)
+        store.close()
+        over.set()
+        thread.join()

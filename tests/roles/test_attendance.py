@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from asyncps.errors import RemoteProtocolError
+from asyncps.errors import RemoteProtocolError, StaleIncarnation
 from asyncps.protocol.frames import Kind
-from asyncps.protocol.messages import Clocks
+from asyncps.protocol.messages import (
+    Clocks,
+    Died,
+    ErrorInfo,
+    Gone,
+    Join,
+    Joined,
+    Members,
+)
 from asyncps.roles.attendance import MAX_UNITS, attend, clocks, expel
+from asyncps.transport.request import control_frame
+from tests.roles.cluster import bench
 from tests.roles.membership_machine import MembershipMachine, membership_walk
 from tests.support.ports import STORE, FakeServer, make_frame, read_answer
 
@@ -120,3 +130,35 @@ async def test_question_for_too_many_clocks_is_refused() -> None:
     server = FakeServer(1)
     with pytest.raises(RemoteProtocolError, match="too many units"):
         clocks(server.keeper, 0, Clocks(STORE, [0] * (MAX_UNITS + 1), []))
+
+
+async def test_lost_worker_is_shown_the_door_by_every_role(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with bench(num_workers=2, on_worker_lost="continue") as made:
+        controls = [await made.peer("worker", rank) for rank in range(2)]
+        for rank, control in enumerate(controls):
+            control.say(control_frame(Join("worker", rank, 0, "", 0, "host", 1), 1, 0, 1))
+            assert (await control.hear(Joined)).incarnation == rank + 1
+        server = made.server()
+        await controls[1].hear(Members)
+        assert server._listening is not None
+        port = server._listening.port
+        worker = await made.peer("worker", 1, 2, port=port)
+        assert list(server.ports) == [1]
+        launcher = await made.peer("launcher", 0)
+        launcher.say(control_frame(Died("worker", 1, "was killed"), 1, 0, 1))
+        for control in controls:
+            gone = await control.hear(Gone)
+            assert (gone.rank, gone.reason) == (1, "was killed")
+        await controls[1].wait_gone()
+        await worker.wait_gone()
+        assert not server.ports
+        await (await made.peer("worker", 1, 2, port=port)).wait_gone()
+        assert "is not wanted" in caplog.text
+        back = await made.peer("worker", 1, 2)
+        back.say(control_frame(Join("worker", 1, 2, "", 0, "host", 1), 7, 2, 1))
+        assert (await back.hear(ErrorInfo)).code == StaleIncarnation.code
+        await back.wait_gone()
+        launcher.close()
+        controls[0].close()

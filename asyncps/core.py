@@ -92,7 +92,8 @@ class Core(RowCalls):
 
     def num_dead_node(self) -> int:
         """How many nodes are lost."""
-        return 1 if isinstance(self.worker.node.failure, NodeLost) else 0
+        node = self.worker.node
+        return len(node.gone) + (1 if isinstance(node.failure, NodeLost) else 0)
 
     # ---- calls, built in the caller's thread ----
 
@@ -241,6 +242,11 @@ class Core(RowCalls):
         self._check_open()
         await self.flush()
         await self.worker.barrier(self.client)
+
+    async def join(self) -> int:
+        """Flush, and be waited for no longer until all workers have joined."""
+        self._check_open()
+        return await self.worker.join(self.client)
 
     async def close(self) -> None:
         """Flush, then leave."""

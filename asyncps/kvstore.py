@@ -169,6 +169,23 @@ class KVStore(CheckpointVerbs, RowVerbs, LaterVerbs):
         """Wait for all workers, after this worker's pushes are accepted."""
         self._runtime.run(self._core.barrier())
 
+    def join(self) -> int:
+        """Say that this worker has no more data, and wait until all workers have said so.
+
+        Its pushes are accepted first. From then on rounds do not wait for it, nor do barriers. When
+        all have joined everybody counts again, and their clocks agree: the next epoch may begin.
+        There is no deadline; a worker that leaves is not waited for.
+
+        Returns:
+            The rank of the worker that joined last.
+
+        Raises:
+            WorkerLost: A worker was lost, unless the job goes on without it.
+            AsyncPSError: An earlier push failed; this worker has not joined.
+        """
+        with self._core.lanes_closed():
+            return self._runtime.run(self._core.join())
+
     def close(self) -> None:
         """Wait until pushes are accepted, then leave for good."""
         self._on_close(True)
@@ -324,6 +341,10 @@ class AsyncKVStore(AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
     async def barrier(self) -> None:
         """As `KVStore.barrier`."""
         await self._core.barrier()
+
+    async def join(self) -> int:
+        """As `KVStore.join`."""
+        return await self._core.join()
 
     async def close(self) -> None:
         """As `KVStore.close`."""

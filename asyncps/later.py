@@ -24,10 +24,6 @@ class LaterLocalVerbs:
         """Not there yet."""
         refuse("set_gradient_compression")
 
-    def join(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("join")
-
 
 class LaterVerbs(LaterLocalVerbs):
     """The verbs that a store of a cluster does not have yet."""

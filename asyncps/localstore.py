@@ -252,6 +252,11 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         """There is nobody to wait for."""
         self._check_open()
 
+    def join(self) -> int:
+        """There is nobody to wait for: this worker, 0, is the last to join."""
+        self._check_open()
+        return 0
+
     def close(self) -> None:
         """Forget all values."""
         self._closed = True

@@ -11,6 +11,11 @@ import msgspec
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
 from asyncps.initializer import Initializer
+from asyncps.protocol.attending import AllJoined as AllJoined
+from asyncps.protocol.attending import Attendance as Attendance
+from asyncps.protocol.attending import Clocks as Clocks
+from asyncps.protocol.attending import Gone as Gone
+from asyncps.protocol.attending import JoinStore as JoinStore
 from asyncps.protocol.base import ErrorInfo as ErrorInfo
 from asyncps.protocol.base import Key as Key
 from asyncps.protocol.base import Member as Member
@@ -318,6 +323,7 @@ AnyMessage = (
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
     | AskReport | Report | AskStatus | JobStatus | TableSpec
     | Together | Word | ListKeys | AskUnits | Units | StateRange | SetClocks
+    | Gone | JoinStore | AllJoined | Attendance | Clocks
 )
 
 _encoder = msgspec.msgpack.Encoder()

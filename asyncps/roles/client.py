@@ -7,6 +7,7 @@ memory; rows of slabs pass through a buffer of the pool.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, 
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
 from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
+from asyncps.roles.joining import joined_error
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, SlabPlan, bound_of
 from asyncps.roles.remotetable import HeldRows, RemoteTable, post_rows
@@ -79,6 +81,8 @@ class Client:
         self.failed: deque[Operation] = deque(maxlen=64)  # pushes whose error nobody has seen
         self.closed = False
         self.still = ""  # the verb that saves or loads the store, while nothing may change it
+        self.joining: asyncio.Future[int] | None = None  # this worker has joined, all have not
+        self.joins = 0  # how often all have
         # In dist_async a push is applied when it is taken: nothing stays open.
         self._window = None if bound_of(config) is None else CLOCK_WINDOW
         self._late: frozenset[int] = frozenset()
@@ -183,6 +187,9 @@ class Client:
             op.part_done(ClusterError(f"{op.verb} while {self.still} is under way"))
             return
         if kind != PULL:
+            if self.joining is not None:
+                op.part_done(joined_error(op.verb))
+                return
             self.pushes.add(op)
             op.on_end(self._pushed)
         for place, (_, info) in enumerate(plan.large):

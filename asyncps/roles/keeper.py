@@ -110,8 +110,12 @@ class Keeper:
             for part in parts_of(unit):
                 part.arrived(rank, 1 << 63)
                 _forget_waiting(part, rank)
-                for _, waiters in part.left(self.rules):
-                    self._give(part, waiters)
+                self.complete(part)
+
+    def complete(self, part: Unit) -> None:
+        """Apply what is complete now that there are fewer members, and tell who waited for it."""
+        for _, waiters in part.left(self.rules):
+            self._give(part, waiters)
 
     def set_hyper(self, message: SetHyper) -> None:
         """Keep a version of the hyper-parameters.

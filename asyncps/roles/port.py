@@ -36,6 +36,7 @@ from asyncps.protocol.frames import (
 )
 from asyncps.protocol.messages import AnyMessage, TableSpec, UnitSpec
 from asyncps.roles import saving
+from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
 from asyncps.tensor import dtypes
@@ -267,6 +268,8 @@ class WorkerPort:
         elif isinstance(message, messages.StateRange):
             self._send_range(header, saving.read(self._store(message.store), message))
             return
+        elif isinstance(message, messages.Clocks):
+            answer = clocks(self._store(message.store), self.rank, message)
         else:
             raise RemoteProtocolError("a message that a server does not take",
                                       got=type(message).__name__)

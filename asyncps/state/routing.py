@@ -161,7 +161,7 @@ class Routing:
         self._waits: dict[Waiter, _Wait] = {}
         self._waiting_for: dict[Key, set[Waiter]] = {}
         self._awaited = 0
-        self._closed = False
+        self._closed: ClusterError | None = None  # why no key becomes ready any more
         self._whole = False
 
     @property
@@ -237,7 +237,7 @@ class Routing:
 
         Raises:
             TensorError: A spec that cannot be right, or differs from a declared key's.
-            ClusterError: Nobody is left who could make the keys ready.
+            ClusterError: Nobody is left who could make the keys ready: WorkerLost, if so.
         """
         _check_specs(keys)
         for spec in keys:
@@ -247,9 +247,9 @@ class Routing:
         missing = {spec.key for spec in keys if spec.key not in self._ready}
         if not missing:
             return [self._table[spec.key] for spec in keys]
-        if self._closed:
-            raise ClusterError("rank 0 left before it initialised this key", rank=0,
-                               key=next(s.key for s in keys if s.key in missing))
+        if self._closed is not None:
+            raise type(self._closed)(f"{self._closed.message}, before it initialised this key",
+                                     rank=0, key=next(s.key for s in keys if s.key in missing))
         if self._awaited + len(missing) > MAX_AWAITED:
             raise ConfigError("too many keys are waited for", expected=f"at most {MAX_AWAITED}")
         self._waits[waiter] = _Wait({spec.key: spec for spec in keys}, missing)
@@ -311,9 +311,9 @@ class Routing:
         for waiter in [waiter for waiter in self._waits if waiter[0] == rank]:
             self._forget(waiter)
 
-    def close(self) -> list[Waiter]:
-        """Rank 0 left: no key becomes ready any more. Returns whom that leaves waiting."""
-        self._closed = True
+    def close(self, why: ClusterError) -> list[Waiter]:
+        """Rank 0 is gone: no key becomes ready any more. Returns whom that leaves waiting."""
+        self._closed = why
         waiters = sorted(self._waits)
         for waiter in waiters:
             self._forget(waiter)

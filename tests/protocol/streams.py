@@ -167,8 +167,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if kind in _SCALARS:
         return _SCALARS[kind]
     if kind in typing.get_args(initializer.Initializer):
-        number = st.floats(0, 100)
-        words = {"value": number, "scale": number, "sigma": number, "seed": st.integers(0, 2**64 - 1)}
+        number, seed = st.floats(0, 100), st.integers(0, 2**64 - 1)
+        words = {"value": number, "scale": number, "sigma": number, "seed": seed}
         return st.builds(kind, **{name: words[name] for name in kind.__struct_fields__})
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind, vars(messages))

@@ -16,13 +16,7 @@ from typing import Any
 import numpy as np
 
 from asyncps import optim
-from asyncps.errors import (
-    AsyncPSError,
-    ClosedError,
-    ClusterError,
-    DeadlineExceeded,
-    TensorError,
-)
+from asyncps.errors import AsyncPSError, ClosedError, ClusterError, TensorError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
@@ -267,7 +261,7 @@ class Client:
                 ))
             chosen = [index[row] for row in members]
             self._when_open(
-                op, kind, unit, step, _size_of(unit, members), part, None,
+                op, kind, unit, step, unit.size_of(members), part, None,
                 None if arrays is None else (
                     slab.dtype, tuple([slab.shapes[i] for i in chosen]),
                     [arrays[i] for i in chosen],
@@ -322,12 +316,12 @@ class Client:
             if waiting.error is None:
                 self.ask_for_room(unit)
             else:
-                _give_up(unit, held, waiting.error)
+                unit.held.give_up(held, waiting.error)
 
         waiting.on_end(ended)
         self._post(
             waiting, WAIT, unit, Step(need, held.step.rows, 0),
-            _size_of(unit, held.step.rows), None, None, None, 1 << 20,
+            unit.size_of(held.step.rows), None, None, None, 1 << 20,
             late=lambda: self.ask_for_room(unit),
         )
 
@@ -409,30 +403,9 @@ class Client:
         link.request(request)
 
 
-def _give_up(unit: RemoteUnit, first: Held, error: AsyncPSError) -> None:
-    """Tell the callers of held pushes that these cannot go.
-
-    After a mere deadline the pushes stay, and go when the round that they wait for is complete
-    after all; else the cluster is gone.
-    """
-    if isinstance(error, DeadlineExceeded):
-        for item in unit.held.behind(first):
-            item.detach(error)
-        return
-    held = list(unit.held)
-    unit.held.clear()
-    for item in held:
-        item.detach(error)
-        item.let_go()
-
-
 def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:
     starts, begin = [], 0
     for row in rows:
         starts.append(begin)
         begin += unit.sizes[row]
     return starts
-
-
-def _size_of(unit: RemoteUnit, rows: Sequence[int] | None) -> int:
-    return sum(unit.sizes) if rows is None else sum(unit.sizes[row] for row in rows)

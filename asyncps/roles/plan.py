@@ -73,6 +73,10 @@ class RemoteUnit:
             self.held.grow(range(self.track.rows))
         self.track.grow(rows)
 
+    def size_of(self, rows: Sequence[int] | None) -> int:
+        """Return the bytes of some rows, of all of them for None."""
+        return sum(self.sizes) if rows is None else sum(self.sizes[row] for row in rows)
+
     def priority(self, wanted: int) -> int:
         """Never overtake a request of the same unit that still waits in the queue."""
         tail = self.tail

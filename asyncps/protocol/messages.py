@@ -128,7 +128,7 @@ class OpenStore(Message, tag=20):
     config: StoreConfig
 
 
-class CloseStore(Message, tag=95):
+class CloseStore(Message, tag=27):
     """A worker has no more to do with a store, until it opens it again. Answered with Done."""
 
     store: int

@@ -168,8 +168,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return _SCALARS[kind]
     if kind in typing.get_args(initializer.Initializer):
         number = st.floats(0, 100)
-        words = {"value": number, "scale": number, "sigma": number, "seed": st.integers(0, 2**64 - 1)}
-        return st.builds(kind, **{name: words[name] for name in kind.__struct_fields__})
+        seeds = st.integers(0, 2**64 - 1)
+        names = kind.__struct_fields__
+        return st.builds(kind, **{name: seeds if name == "seed" else number for name in names})
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind, vars(messages))
         return st.builds(kind, **{name: values_of(hints[name]) for name in kind.__struct_fields__})

@@ -147,8 +147,8 @@ def test_a_local_store_with_rows_says_that_checkpoints_do_not_hold_them(tmp_path
         store.init("t", One(), shape=SHAPE)
         with pytest.raises(NotYetError, match="row-sparse"):
             store.save(tmp_path / "c")
+        store.set_updater(lambda key, given, stored: None)
         with pytest.raises(ConfigError, match="row-sparse"):
-            store.set_updater(lambda key, given, stored: None)
             store.push("t", rows())
 
 

@@ -32,11 +32,18 @@ class Budget:
 
     def wait(self, op: Operation, size: int, deadline_s: float) -> None:
         """Block this thread until there is room, and take it until the operation ends."""
+        taken = False
+
+        def give() -> None:
+            if taken:
+                self._give(size)
+
+        op.finally_(give)  # first: a signal handler may raise anywhere behind
         with self._condition:
             if not self._condition.wait_for(lambda: self._fits(size), deadline_s):
                 raise self._exceeded(size, deadline_s)
             self._used += size
-        op.finally_(lambda: self._give(size))
+            taken = True
 
     async def acquire(self, op: Operation, size: int, deadline_s: float) -> None:
         """The same on the loop."""

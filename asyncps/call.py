@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
-from asyncps.errors import AsyncPSError, DeadlineExceeded
+from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded
 from asyncps.roles.client import Client
 from asyncps.roles.operation import Operation, resolve
 from asyncps.roles.plan import Plan
-from asyncps.roles.shortcut import Step
+from asyncps.roles.shortcut import Attempt, Step
 from asyncps.roles.worker import Worker
 from asyncps.values import Incoming, Outgoing, as_priority, scatter_rows
 
@@ -24,10 +24,12 @@ class Call:
         plan: Where the keys live.
         outgoing: What is sent, if anything.
         incoming: Where answers go, if there are any.
+        attempt: The try on a lane, if there was one.
     """
 
     __slots__ = (
-        "_client", "_listed", "_priority", "_step", "_worker", "incoming", "op", "outgoing", "plan",
+        "_client", "_listed", "_priority", "_started", "_worker", "attempt", "incoming", "op",
+        "outgoing", "plan",
     )
 
     def __init__(
@@ -38,7 +40,8 @@ class Call:
         self._client = client
         self._priority = priority if priority == 0 else as_priority(priority)
         self._listed = listed
-        self._step: Step | None = None
+        self._started = False
+        self.attempt: Attempt | None = None
         self.op = op
         self.plan = plan
         self.outgoing = outgoing
@@ -54,12 +57,24 @@ class Call:
         return 0 if self.outgoing is None else self.outgoing.copied_bytes
 
     def start(self) -> None:
-        """Begin; errors are kept by the operation."""
-        self._worker.submit(self.op, self._send if self._step is None else self._go_on)
+        """Begin, once; errors are kept by the operation."""
+        if not self._started:
+            self._started = True
+            self._worker.submit(self.op, self._send if self._begun is None else self._go_on)
 
-    def go_on_with(self, step: Step) -> None:
-        """Let `start` send the round that was begun on a lane."""
-        self._step = step
+    def withdraw(self) -> None:
+        """Do not begin any more; but a round that was begun on a lane is brought to its end."""
+        if self._started or self.op.ended:
+            return
+        if self._begun is not None:
+            self.start()
+        else:
+            self._started = True
+            self.op.part_done(ClosedError("its caller gave up waiting"))
+
+    @property
+    def _begun(self) -> Step | None:
+        return None if self.attempt is None else self.attempt.unanswered
 
     @property
     def lone_value(self) -> memoryview:
@@ -98,7 +113,7 @@ class Call:
         )
 
     def _go_on(self) -> None:
-        incoming, step = self.incoming, self._step
+        incoming, step = self.incoming, self._begun
         assert incoming is not None
         assert step is not None
         self._client.go_on(

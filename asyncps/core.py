@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from asyncps import optim
 from asyncps.budget import Budget
 from asyncps.call import Call
 from asyncps.errors import (
-    AsyncPSError,
     ClosedError,
     ConfigError,
     DtypeMismatch,
@@ -22,30 +23,27 @@ from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, bound_of
 from asyncps.roles.shortcut import Attempt, Shortcut
 from asyncps.roles.worker import Worker
+from asyncps.tablecall import RowCalls
+from asyncps.tablevalues import declared
 from asyncps.tensor import dtypes
 from asyncps.values import (
     PLAIN_KEYS,
-    Array,
     Incoming,
     Key,
     Outgoing,
-    as_bytes,
     as_keys,
     as_values,
     check_text,
-    host_array,
-    key_spec,
 )
 
 CAPABILITIES = ("optimizer",)
 
 
-class Core:
+class Core(RowCalls):
     """One store of one worker."""
 
     def __init__(self, worker: Worker, client: Client, shortcut: Shortcut | None = None) -> None:
-        self.worker = worker
-        self.client = client
+        super().__init__(worker, client)
         self.shortcut = shortcut
         self.budget = Budget(worker.config.send_budget_bytes, worker.whom_we_wait_for)
         self.deadline_s = worker.config.round_s
@@ -94,7 +92,8 @@ class Core:
 
     def num_dead_node(self) -> int:
         """How many nodes are lost."""
-        return 1 if isinstance(self.worker.node.failure, NodeLost) else 0
+        node = self.worker.node
+        return len(node.gone) + (1 if isinstance(node.failure, NodeLost) else 0)
 
     # ---- calls, built in the caller's thread ----
 
@@ -120,20 +119,26 @@ class Core:
     def push(self, plan: Plan, keys: Any, values: Any, priority: int, copy: bool) -> Call:
         """Build a push."""
         self._check_push()
+        if plan.tables:
+            return self.rows_call("push", plan, keys, values, priority, copy=copy)
         outgoing = self._outgoing(plan, keys, values, copy=copy)
         op = Operation("push", lent=not copy)
         return self._build(op, plan, outgoing, None, keys, priority)
 
     def pull(self, plan: Plan, keys: Any, out: Any, priority: int) -> Call:
         """Build a pull."""
+        self.check_dense(plan, "pull", "row_sparse_pull(key, row_ids)")
         return self._build(
             Operation("pull", lent=False), plan, None, self._incoming(plan, keys, out), keys,
             priority,
         )
 
     def pushpull(self, plan: Plan, keys: Any, values: Any, out: Any, priority: int) -> Call:
-        """Build a pushpull."""
+        """Build a pushpull; of row-sparse keys it returns the rows that it has pushed."""
         self._check_push()
+        if plan.tables and len(plan.tables) == len(plan.infos):
+            return self.rows_call("pushpull", plan, keys, values, priority, out=out, pull=True)
+        self.check_dense(plan, "pushpull beside dense keys", "a call of their own")
         outgoing = self._outgoing(plan, keys, values, copy=False)
         incoming = self._incoming(plan, keys, values if out is None else out)
         return self._build(
@@ -142,6 +147,8 @@ class Core:
 
     def assign(self, plan: Plan, keys: Any, values: Any) -> Call:
         """Build an assign."""
+        if plan.tables:
+            return self.rows_call("assign", plan, keys, values, 0)
         outgoing = self._outgoing(plan, keys, values, copy=False)
         return self._build(Operation("assign", lent=True), plan, outgoing, None, keys, 0)
 
@@ -157,6 +164,7 @@ class Core:
             on_loop(call.start)
             return
         with self.shortcut.held():
+            self.shortcut.settle(on_loop)
             self.shortcut.note(call.op)
             on_loop(call.start)
 
@@ -168,21 +176,20 @@ class Core:
         if shortcut is None or call.plan.lone is None:
             self.begin(call, on_loop)
             return
-        attempt = Attempt()
         with shortcut.held():
+            shortcut.settle(on_loop)
+            attempt = call.attempt = Attempt(call.op, call.start)
             try:
                 shortcut.pushpull(call.plan, call.lone_value, attempt)
-            except AsyncPSError as error:
-                call.op.part_done(error)
-                return
             finally:
-                if attempt.value is None and not call.op.ended:
-                    if attempt.step is not None:
-                        call.go_on_with(attempt.step)
-                    shortcut.note(call.op)
-                    on_loop(call.start)
-            if attempt.value is not None:
+                shortcut.settle(on_loop)
+            if attempt.step is None:
+                shortcut.note(call.op)
+                on_loop(call.start)
+            elif attempt.value is not None:
                 call.take(attempt.value)
+            elif attempt.error is not None:
+                call.op.part_done(attempt.error)
 
     # ---- coroutines, on the loop ----
 
@@ -195,23 +202,21 @@ class Core:
         await self.worker.settle(call.op)
         return call.result()
 
-    async def init(self, keys: Any, values: Any) -> None:
+    async def init(
+        self, keys: Any, values: Any, shape: Any = None, dtype: Any = np.float32
+    ) -> None:
         """Initialise keys."""
         self._check_open()
         names, listed = as_keys(keys)
         check_text(names)
         given = as_values(len(names), values, listed)
-        arrays: list[Array] = []
-        for name, value in zip(names, given, strict=True):
-            first = value[0] if isinstance(value, (list, tuple)) and value else value
-            arrays.append(host_array(first, name))
-        specs = [key_spec(name, array) for name, array in zip(names, arrays, strict=True)]
+        specs, firsts = declared(names, given, shape, dtype)
         if self.client.config.reduce == "mean":
             for spec in specs:
                 if not dtypes.by_name(spec.dtype).is_float:
                     raise DtypeMismatch("the mean of integers", key=spec.key,
                                         expected="a float dtype", got=spec.dtype)
-        await self.worker.init(self.client, specs, [as_bytes(array) for array in arrays])
+        await self.worker.init(self.client, specs, firsts)
 
     async def set_optimizer(self, optimizer: str | optim.Optimizer, hyper: dict[str, Any]) -> None:
         """Move the update to the servers."""
@@ -238,14 +243,25 @@ class Core:
         await self.flush()
         await self.worker.barrier(self.client)
 
+    async def join(self) -> int:
+        """Flush, and be waited for no longer until all workers have joined."""
+        self._check_open()
+        return await self.worker.join(self.client)
+
     async def close(self) -> None:
         """Flush, then leave."""
         if self.worker.node.failure is None:
             await self.flush()
         await self.worker.close()
 
+    async def release(self) -> None:
+        """Flush, and have no more to do with this store; the worker stays."""
+        await self.flush()
+        await self.worker.close_store(self.client)
+
     async def let_go(self, call: Call) -> None:
-        """Take the caller's memory back."""
+        """Take the caller's memory back; what was not begun is not begun any more."""
+        call.withdraw()
         self.worker.let_go(call.op)
 
     async def statistics(self) -> dict[str, Any]:

@@ -7,19 +7,24 @@ optimizer makes of it) is the new value. The words mean what they mean in Apache
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
+
+import numpy as np
 
 from asyncps import optim
 from asyncps.call import Call, Handle
 from asyncps.checkpointverbs import AsyncCheckpointVerbs, CheckpointVerbs
 from asyncps.core import Core
+from asyncps.errors import ClosedError
 from asyncps.later import LaterVerbs
 from asyncps.roles.runtime import Runtime
+from asyncps.rowverbs import AsyncRowVerbs, RowVerbs
 from asyncps.values import as_keys
 
 
-class KVStore(CheckpointVerbs, LaterVerbs):
+class KVStore(CheckpointVerbs, RowVerbs, LaterVerbs):
     """A store for programs without an event loop of their own; every verb blocks.
 
     Made by `asyncps.create` or `LocalCluster.run`. May be used from several threads.
@@ -38,22 +43,27 @@ class KVStore(CheckpointVerbs, LaterVerbs):
 
     # ---- values ----
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(
+        self, key: Any, value: Any, *, shape: Any = None, dtype: Any = np.float32
+    ) -> None:
         """Initialise keys: rank 0's value counts for everyone.
 
         Args:
             key: A str or 64-bit int, or a list of them; 5 and "5" are two keys.
             value: An array (dtype f16 bf16 f32 f64 i8 u8 i32 i64, any shape), or a list of them;
                 lent until this returns. Other ranks' values only say dtype and shape.
+                A RowSparse, or something of `asyncps.initializer`, makes a row-sparse key.
+            shape, dtype: Of a key that is made by an initializer: (rows, ...).
 
         Rank 0 returns when the servers hold the values, others when the keys exist. A key that
         exists is checked and not changed.
 
         Raises:
             ShapeMismatch, DtypeMismatch: The key exists and is different.
+            Disagreement: It is row-sparse there and not here, or made by other words.
         """
         with self._core.lanes_closed():
-            self._runtime.run(self._core.init(key, value))
+            self._runtime.run(self._core.init(key, value, shape, dtype))
 
     def assign(self, key: Any, value: Any) -> None:
         """Overwrite values; returns when the servers hold them.
@@ -80,8 +90,12 @@ class KVStore(CheckpointVerbs, LaterVerbs):
             The call waits while more than the worker's send budget is not accepted yet.
         """
         call = self._call(key, lambda plan: self._core.push(plan, key, value, priority, copy))
-        self._core.budget.wait(call.op, call.copied_bytes, self._core.deadline_s)
-        self._core.begin(call, self._runtime.call)
+        try:
+            self._core.budget.wait(call.op, call.copied_bytes, self._core.deadline_s)
+            self._core.begin(call, self._runtime.call)
+        except BaseException:
+            self._let_go(call)
+            raise
         return self._handle(call)
 
     def pull(
@@ -155,6 +169,23 @@ class KVStore(CheckpointVerbs, LaterVerbs):
         """Wait for all workers, after this worker's pushes are accepted."""
         self._runtime.run(self._core.barrier())
 
+    def join(self) -> int:
+        """Say that this worker has no more data, and wait until all workers have said so.
+
+        Its pushes are accepted first. From then on rounds do not wait for it, nor do barriers. When
+        all have joined everybody counts again, and their clocks agree: the next epoch may begin.
+        There is no deadline; a worker that leaves is not waited for.
+
+        Returns:
+            The rank of the worker that joined last.
+
+        Raises:
+            WorkerLost: A worker was lost, unless the job goes on without it.
+            AsyncPSError: An earlier push failed; this worker has not joined.
+        """
+        with self._core.lanes_closed():
+            return self._runtime.run(self._core.join())
+
     def close(self) -> None:
         """Wait until pushes are accepted, then leave for good."""
         self._on_close(True)
@@ -221,10 +252,14 @@ class KVStore(CheckpointVerbs, LaterVerbs):
         return Handle(call, self._runtime.call)
 
     def _start(self, call: Call, async_op: bool) -> Any:
-        if async_op:
+        if not async_op:
+            return self._finish(call, self._core.begin)
+        try:
             self._core.begin(call, self._runtime.call)
-            return self._handle(call)
-        return self._finish(call, self._core.begin)
+        except BaseException:
+            self._let_go(call)
+            raise
+        return self._handle(call)
 
     def _finish(
         self, call: Call, begin: Callable[[Call, Callable[[Callable[[], None]], None]], None]
@@ -232,14 +267,18 @@ class KVStore(CheckpointVerbs, LaterVerbs):
         try:
             begin(call, self._runtime.call)
             call.op.wait()
-        except KeyboardInterrupt:
-            # Not before the loop has let go of the caller's memory.
-            self._runtime.run(self._core.let_go(call))
+        except BaseException:
+            self._let_go(call)
             raise
         return call.result()
 
+    def _let_go(self, call: Call) -> None:
+        """Ctrl-C, or what another signal handler raised: first the loop gives the memory back."""
+        with contextlib.suppress(ClosedError):
+            self._runtime.run(self._core.let_go(call))
 
-class AsyncKVStore(AsyncCheckpointVerbs, LaterVerbs):
+
+class AsyncKVStore(AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
     """The same store for programs with an event loop; every verb is a coroutine.
 
     Made by `async with asyncps.connect(...)`. See `KVStore` for what the verbs mean.
@@ -251,9 +290,11 @@ class AsyncKVStore(AsyncCheckpointVerbs, LaterVerbs):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.type}: worker {self.rank} of {self.num_workers}>"
 
-    async def init(self, key: Any, value: Any) -> None:
+    async def init(
+        self, key: Any, value: Any, *, shape: Any = None, dtype: Any = np.float32
+    ) -> None:
         """As `KVStore.init`."""
-        await self._core.init(key, value)
+        await self._core.init(key, value, shape, dtype)
 
     async def assign(self, key: Any, value: Any) -> None:
         """As `KVStore.assign`."""
@@ -300,6 +341,10 @@ class AsyncKVStore(AsyncCheckpointVerbs, LaterVerbs):
     async def barrier(self) -> None:
         """As `KVStore.barrier`."""
         await self._core.barrier()
+
+    async def join(self) -> int:
+        """As `KVStore.join`."""
+        return await self._core.join()
 
     async def close(self) -> None:
         """As `KVStore.close`."""

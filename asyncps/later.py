@@ -20,17 +20,9 @@ def refuse(what: str) -> NoReturn:
 class LaterLocalVerbs:
     """The verbs that no store has yet."""
 
-    def row_sparse_pull(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("row_sparse_pull")
-
     def set_gradient_compression(self, *_: Any, **__: Any) -> NoReturn:
         """Not there yet."""
         refuse("set_gradient_compression")
-
-    def join(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("join")
 
 
 class LaterVerbs(LaterLocalVerbs):

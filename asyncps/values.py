@@ -18,6 +18,7 @@ from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import to_host
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
+from asyncps.tensor.rowsparse import RowSparse
 from asyncps_ext import wire
 
 Array = npt.NDArray[Any]
@@ -116,6 +117,9 @@ def host_array(value: object, key: Key) -> Array:
     """
     if type(value) is np.ndarray and value.flags.c_contiguous:
         return value
+    if isinstance(value, RowSparse):
+        raise TensorError("rows for a key that is not row-sparse", key=key, expected="an array",
+                          got=value)
     try:
         array = np.asarray(to_host(value))  # a subclass of ndarray as what it is inside
     except (TypeError, ValueError) as error:

@@ -169,6 +169,15 @@ def own_rows(results: Results) -> list[list[str]]:
             good = "holds" if share < IDLE_UNDER else "MISSED"
             limit = f"under {IDLE_UNDER:.0%}"
             rows.append([topology, "", "idle", "a core", limit, f"{share:.3%}", "", good])
+        elif rec["bench"] == "free" and rec["op"] == "accuracy":
+            good = "holds" if rec["lost"] <= rec["limit"] else "MISSED"
+            limit = f"at most {100 * rec['limit']:g} points less"
+            what = ["dist_async, accuracy", f"dist_sync ({rec['dist_sync']:.4f})"]
+            rows.append([topology, "cnn", *what, limit, f"{rec['dist_async']:.4f}", "", good])
+        elif rec["bench"] == "free" and rec["op"] == "throughput":
+            good = "holds" if rec["gain"] >= rec["limit"] else "MISSED"
+            what = [f"dist_ssp ({rec['staleness']}), steps/s", "dist_sync", f"{rec['limit']:g}"]
+            rows.append([topology, "wandering", *what, spread(rec["gains"]), "", good])
         elif rec["bench"] == "memory":
             peak, budget = rec["peak_MiB"], rec["budget_MiB"]
             good = "holds" if peak <= budget else "MISSED"

@@ -11,14 +11,12 @@ them divides by the number of images (``rescale_grad`` of the servers' optimizer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 Array = Any  # numpy.ndarray or cupy.ndarray
-Hook = Callable[[str, "Layer"], None]
 
 
 class Layer:
@@ -36,6 +34,21 @@ class Layer:
     def backward(self, g: Array) -> Array:
         """Fills ``grads`` from the output's gradient and returns the input's."""
         raise NotImplementedError
+
+
+class Parameter:
+    """One array of a layer, and its gradient: what `asyncps.Trainer` works on."""
+
+    def __init__(self, layer: Layer, name: str) -> None:
+        self.layer, self.name = layer, name
+
+    @property
+    def data(self) -> Array:
+        return self.layer.params[self.name]
+
+    @property
+    def grad(self) -> Array | None:
+        return self.layer.grads.get(self.name)
 
 
 class Dense(Layer):
@@ -179,23 +192,27 @@ class Network:
     def __init__(self, layers: dict[str, Layer]) -> None:
         self.layers = layers
 
-    def forward(self, x: Array, before: Hook | None = None) -> Array:
-        """The logits; ``before(name, layer)`` is called before each layer computes."""
-        for name, layer in self.layers.items():
-            if before:
-                before(name, layer)
+    def forward(self, x: Array) -> Array:
+        """The logits."""
+        for layer in self.layers.values():
             x = layer.forward(x)
         return x
 
-    def backward(self, g: Array, after: Hook | None = None) -> None:
-        """All gradients; ``after(name, layer)`` is called as soon as a layer has its own."""
-        for name, layer in reversed(self.layers.items()):
+    def backward(self, g: Array) -> None:
+        """All gradients."""
+        for layer in reversed(self.layers.values()):
             g = layer.backward(g)
-            if after:
-                after(name, layer)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """All that is learned, first layers first."""
+        return {
+            f"{name}.{param}": Parameter(layer, param)
+            for name, layer in self.layers.items()
+            for param in layer.params
+        }
 
     def count_parameters(self) -> int:
-        return sum(p.size for layer in self.layers.values() for p in layer.params.values())
+        return sum(parameter.data.size for parameter in self.parameters().values())
 
     def count_correct(self, images: Array, labels: Array, batch_size: int = 250) -> int:
         """How many images get their right label."""

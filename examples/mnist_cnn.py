@@ -3,9 +3,8 @@
 Alone:                       python examples/mnist_cnn.py
 On 2 servers and 2 workers:  python -m asyncps launch -n 2 -s 2 -- python examples/mnist_cnn.py
 
-The walk of one batch: forward, where each layer first waits for its weights; backward, where each
-layer's gradient is pushed as soon as it is done and its new weights are asked for at once. While
-the first layers still compute, the last ones' gradients are on their way.
+The walk of one batch: forward, backward, and `trainer.step`, which pushes the gradients, has the
+servers update the weights, and returns when the new ones are in their place.
 """
 
 from __future__ import annotations
@@ -31,61 +30,14 @@ os.environ.setdefault(
 )
 
 import numpy as np
-from cnn import Layer, Network, singa_cnn, softmax_cross_entropy
+from cnn import singa_cnn, softmax_cross_entropy
 from datasets import Dataset, DatasetError, load
 from report import History, Report, draw
 
 import asyncps
 from asyncps.data import SplitSampler
 from asyncps.errors import ConfigError
-from asyncps.tensor.arrays import array_module, to_host
-
-
-class Exchange:
-    """Brings gradients to the store and weights back, layer by layer."""
-
-    def __init__(self, store: Any, network: Network, xp: ModuleType) -> None:
-        self.store = store
-        self.network = network
-        self.xp = xp
-        learning = [name for name, layer in network.layers.items() if layer.params]
-        # The first layer's weights are needed first, so they go first.
-        self.priority = {name: -position for position, name in enumerate(learning)}
-        self.keys = {n: [f"{n}.{p}" for p in network.layers[n].params] for n in learning}
-        # Where pulls write: the layer's own arrays on the CPU, copies of them on a GPU.
-        self.host = {n: [to_host(p) for p in network.layers[n].params.values()] for n in learning}
-        self.pulls: dict[str, Any] = {}
-
-    def begin(self) -> None:
-        """Everybody starts from rank 0's weights."""
-        for name, keys in self.keys.items():
-            self.store.init(keys, self.host[name])
-        for name in self.keys:
-            self._pull(name)
-
-    def send(self, name: str, layer: Layer) -> None:
-        """Pushes a layer's gradient, which is copied, and asks for the weights it leads to."""
-        if name in self.keys:
-            gradients = [to_host(layer.grads[param]) for param in layer.params]
-            self.store.push(self.keys[name], gradients, priority=self.priority[name])
-            self._pull(name)
-
-    def wait_for(self, name: str, layer: Layer) -> None:
-        """Returns when the layer's weights are here."""
-        if (pull := self.pulls.pop(name, None)) is not None:
-            pull.wait()
-            for param, host in zip(layer.params.values(), self.host[name], strict=True):
-                if param is not host:
-                    param[...] = self.xp.asarray(host)
-
-    def wait_for_all(self) -> None:
-        for name, layer in self.network.layers.items():
-            self.wait_for(name, layer)
-
-    def _pull(self, name: str) -> None:
-        self.pulls[name] = self.store.pull(
-            self.keys[name], out=self.host[name], priority=self.priority[name], async_op=True
-        )
+from asyncps.tensor.arrays import array_module
 
 
 def train(store: Any, data: Dataset, args: argparse.Namespace, xp: ModuleType) -> History:
@@ -104,15 +56,13 @@ def train(store: Any, data: Dataset, args: argparse.Namespace, xp: ModuleType) -
     test_images, test_labels = xp.asarray(data.test_images), xp.asarray(data.test_labels)
 
     network = singa_cnn(xp, args.seed)
-    exchange = Exchange(store, network, xp)
-    store.set_optimizer(
+    # Everybody begins with rank 0's weights; the updates happen on the servers.
+    trainer = asyncps.Trainer(
+        network.parameters(),
         "sgd",
-        learning_rate=args.lr,
-        momentum=args.momentum,
-        wd=args.wd,
-        rescale_grad=1 / (size * store.num_workers),  # the store sums, we want the mean
+        {"learning_rate": args.lr, "momentum": args.momentum, "wd": args.wd},
+        kvstore=store,
     )
-    exchange.begin()
 
     first = store.rank == 0
     if first:
@@ -128,12 +78,12 @@ def train(store: Any, data: Dataset, args: argparse.Namespace, xp: ModuleType) -
             order = xp.asarray(list(part))
             for batch in range(batches):
                 rows = order[batch * size : (batch + 1) * size]
-                logits = network.forward(images[rows], before=exchange.wait_for)
+                logits = network.forward(images[rows])
                 loss, gradient = softmax_cross_entropy(xp, logits, labels[rows])
-                network.backward(gradient, after=exchange.send)
+                network.backward(gradient)
+                trainer.step(size * store.num_workers)  # the mean over all workers' images
                 correct = (logits.argmax(axis=1) == labels[rows]).sum()
                 report.add_batch(float(loss), int(correct), size)
-            exchange.wait_for_all()
             report.end_training()
             if first:  # the others go on meanwhile; their next round waits for rank 0
                 right = network.count_correct(test_images, test_labels)

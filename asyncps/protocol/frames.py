@@ -45,6 +45,7 @@ class Flag(IntEnum):
     """Bits of the header's flags."""
 
     ROWS = 1  # the table lists rows of a slab
+    IDS = 2  # the table names rows of a table: see `rows`
 
 
 class Header(NamedTuple):

@@ -10,6 +10,12 @@ from typing import Any
 import msgspec
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
+from asyncps.initializer import Initializer
+from asyncps.protocol.attending import AllJoined as AllJoined
+from asyncps.protocol.attending import Attendance as Attendance
+from asyncps.protocol.attending import Clocks as Clocks
+from asyncps.protocol.attending import Gone as Gone
+from asyncps.protocol.attending import JoinStore as JoinStore
 from asyncps.protocol.base import ErrorInfo as ErrorInfo
 from asyncps.protocol.base import Key as Key
 from asyncps.protocol.base import Member as Member
@@ -122,6 +128,12 @@ class OpenStore(Message, tag=20):
     config: StoreConfig
 
 
+class CloseStore(Message, tag=27):
+    """A worker has no more to do with a store, until it opens it again. Answered with Done."""
+
+    store: int
+
+
 class StoreOpened(Message, tag=21):
     """The number of a store."""
 
@@ -135,11 +147,13 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
     itemsize: int
+    rows: Initializer | None = None  # of a row-sparse key: what its rows are at first
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
     """Bytes [start, start + size) of a key, kept by `server` in `unit`; `row` is -1 for a chunk,
-    else the row of the slab, which begins at byte `offset` of the slab."""
+    else the row of the slab, which begins at byte `offset` of the slab. Of a row-sparse key it is
+    the rows [start, start + size)."""
 
     server: int
     unit: int
@@ -202,11 +216,15 @@ class Barrier(Message, tag=30):
 
 
 class SetOptimizer(Message, tag=31):
-    """A worker asks for this optimizer on all servers. Answered with Done when all have it."""
+    """A worker asks for this optimizer on all servers. Answered with Done when all have it.
+
+    `whole_keys` is said of one of the user's own, which the scheduler does not know.
+    """
 
     store: int
     name: str
     hyper: dict[str, Any]
+    whole_keys: bool = False
 
 
 class Install(Message, tag=32):
@@ -216,6 +234,7 @@ class Install(Message, tag=32):
     config: StoreConfig
     optimizer: str | None
     hyper: dict[str, Any]
+    dropped: bool = False  # all have closed it: forget it
 
 
 class SetHyper(Message, tag=33):
@@ -243,6 +262,17 @@ class UnitSpec(Message, tag=50):
     sizes: list[int]
 
 
+class TableSpec(Message, tag=80):
+    """The table of an INIT frame of a row-sparse key: it has no payload, rows come by ASSIGN."""
+
+    key: Key
+    dtype: str
+    shape: tuple[int, ...]
+    rows: Initializer
+    first: int  # rows of this server: first..stop-1
+    stop: int
+
+
 # ---- questions to a server ------------------------------------------------------------------
 
 
@@ -256,9 +286,13 @@ class Missing(Message, tag=60):
 
 
 class MissingRanks(Message, tag=61):
-    """Ranks that have not contributed, ascending; empty when the round is applied."""
+    """Ranks that have not contributed, ascending; empty when the round is applied.
+
+    `at_work` is the optimizer of the user's own that has to end before, or empty.
+    """
 
     ranks: list[int]
+    at_work: str = ""
 
 
 class AskStatistics(Message, tag=62):
@@ -284,11 +318,12 @@ class ServerStatistics(Message, tag=63):
 
 AnyMessage = (
     Join | Joined | Members | Prepared | Leave | Died | Lost | Shutdown | Left
-    | OpenStore | StoreOpened
+    | OpenStore | CloseStore | StoreOpened
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
-    | AskReport | Report | AskStatus | JobStatus
+    | AskReport | Report | AskStatus | JobStatus | TableSpec
     | Together | Word | ListKeys | AskUnits | Units | StateRange | SetClocks
+    | Gone | JoinStore | AllJoined | Attendance | Clocks
 )
 
 _encoder = msgspec.msgpack.Encoder()

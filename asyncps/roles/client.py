@@ -7,6 +7,7 @@ memory; rows of slabs pass through a buffer of the pool.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,19 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from asyncps.errors import (
-    AsyncPSError,
-    ClosedError,
-    ClusterError,
-    DeadlineExceeded,
-    TensorError,
-)
+from asyncps import optim
+from asyncps.errors import AsyncPSError, ClosedError, ClusterError, TensorError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
 from asyncps.roles.framing import data_frame
+from asyncps.roles.held import Held, Scatter
+from asyncps.roles.joining import joined_error
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import Held, KeyInfo, Plan, RemoteUnit, Scatter, SlabPlan, bound_of
+from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, SlabPlan, bound_of
+from asyncps.roles.remotetable import HeldRows, RemoteTable, post_rows
 from asyncps.state.requests import Step
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
@@ -76,8 +75,11 @@ class Client:
         self.failed: deque[Operation] = deque(maxlen=64)  # pushes whose error nobody has seen
         self.closed = False
         self.still = ""  # the verb that saves or loads the store, while nothing may change it
+        self.joining: asyncio.Future[int] | None = None  # this worker has joined, all have not
+        self.joins = 0  # how often all have
         # In dist_async a push is applied when it is taken: nothing stays open.
         self._window = None if bound_of(config) is None else CLOCK_WINDOW
+        self._late: frozenset[int] = frozenset()
         self._now = now
         self._plans: dict[tuple[Key, ...], Plan] = {}
 
@@ -94,9 +96,16 @@ class Client:
 
     def _learn(self, piece: Piece, placement: Placement) -> RemoteUnit:
         unit = self.units.get(piece.unit)
+        if unit is None and placement.spec.rows is not None:
+            unit = self.units[piece.unit] = RemoteTable(
+                self.links[piece.server], piece, placement.spec, self._window
+            )
+        if isinstance(unit, RemoteTable):
+            return unit
         if unit is None:
             unit = RemoteUnit(
-                self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window
+                self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window,
+                self._late,
             )
             self.units[piece.unit] = unit
         if piece.row >= 0:
@@ -110,6 +119,18 @@ class Client:
             unit.sizes = [piece.size]
             unit.row_keys = [placement.spec.key]
         return unit
+
+    def use_optimizer(self, name: str, hyper: dict[str, Any]) -> None:
+        """All workers have set it."""
+        self.optimizer, self.hyper, self.hyper_version = name, dict(hyper), 0
+        if optim.by_name(name).builtin:
+            return
+        # The server applies these beside its loop, now or later, and so says when it has. Steps
+        # may be under way when another optimizer is set: what holds now holds for good.
+        in_step = bound_of(self.config) is not None
+        self._window, self._late = CLOCK_WINDOW, frozenset({ASSIGN} if in_step else {ASSIGN, PUSH})
+        for unit in self.units.values():
+            unit.track.window, unit.late = self._window, self._late
 
     def plan_of(self, keys: tuple[Key, ...]) -> Plan | None:
         """Return the plan that these keys had before. Any thread."""
@@ -160,6 +181,9 @@ class Client:
             op.part_done(ClusterError(f"{op.verb} while {self.still} is under way"))
             return
         if kind != PULL:
+            if self.joining is not None:
+                op.part_done(joined_error(op.verb))
+                return
             self.pushes.add(op)
             op.on_end(self._pushed)
         for place, (_, info) in enumerate(plan.large):
@@ -199,6 +223,7 @@ class Client:
         slab = plan.slabs[0] if plan.slabs else None
         unit = plan.lone
         assert unit is not None
+        unit.track.begin(step)
         op.add()
         self._post(
             op, PUSHPULL, unit, step, len(value), value, out,
@@ -236,7 +261,7 @@ class Client:
                 ))
             chosen = [index[row] for row in members]
             self._when_open(
-                op, kind, unit, step, _size_of(unit, members), part, None,
+                op, kind, unit, step, unit.size_of(members), part, None,
                 None if arrays is None else (
                     slab.dtype, tuple([slab.shapes[i] for i in chosen]),
                     [arrays[i] for i in chosen],
@@ -250,42 +275,55 @@ class Client:
     ) -> None:
         """Send now, or step aside until the clock window is open."""
         op.add()
-        if kind == PULL or kind == ASSIGN or not (unit.held or step.wait_for):
+        if kind == PULL or kind == ASSIGN or not (step.wait_for or unit.held.blocks(step.rows)):
             self._post(op, kind, unit, step, size, value, out, scatter, priority)
             return
 
         unit.held.append(Held(op, kind, step, size, value, out, scatter, priority))
-        if unit.asking is None or unit.asking.ended:
-            self._ask_for_room(unit)
+        self.ask_for_room(unit)
 
-    def _ask_for_room(self, unit: RemoteUnit) -> None:
-        """Send held pushes that may go, and ask for word of the clock that the next waits for."""
-        while unit.held:
-            held = unit.held[0]
-            need = unit.track.must_wait(held.step)
-            if not need:
-                unit.held.popleft().let_go()
-                self._post(
-                    held.op, held.kind, unit, held.step, held.size, held.value, held.out,
-                    held.scatter, held.priority,
-                )
-                continue
-            waiting = unit.asking = Operation("wait", lent=False)
-            waiting.since = self._now()
+    def ask_for_room(self, unit: RemoteUnit) -> None:
+        """Send held pushes that may go, and ask for word of the clocks that the next wait for."""
+        sent = True
+        while sent:
+            sent = False
+            for held in unit.held.heads():
+                need = unit.track.must_wait(held.step)
+                if not need:
+                    sent = True
+                    unit.held.remove(held)
+                    held.let_go()
+                    self._post_held(unit, held)
+                elif held.asking is None or held.asking.ended:
+                    self._ask_for_word(unit, held, need)
 
-            def ended(waiting: Operation) -> None:
-                if waiting.error is None:
-                    self._ask_for_room(unit)
-                else:
-                    _give_up(unit, waiting.error)
-
-            waiting.on_end(ended)
-            self._post(
-                waiting, WAIT, unit, Step(need, held.step.rows, 0),
-                _size_of(unit, held.step.rows), None, None, None, 1 << 20,
-                late=lambda: self._ask_for_room(unit),
+    def _post_held(self, unit: RemoteUnit, held: Held) -> None:
+        if isinstance(held, HeldRows):
+            post_rows(
+                self, held.op, held.kind, unit, held.step, held.named, held.value, held.priority
             )
             return
+        self._post(
+            held.op, held.kind, unit, held.step, held.size, held.value, held.out, held.scatter,
+            held.priority,
+        )
+
+    def _ask_for_word(self, unit: RemoteUnit, held: Held, need: int) -> None:
+        waiting = held.asking = Operation("wait", lent=False)
+        waiting.since = self._now()
+
+        def ended(waiting: Operation) -> None:
+            if waiting.error is None:
+                self.ask_for_room(unit)
+            else:
+                unit.held.give_up(held, waiting.error)
+
+        waiting.on_end(ended)
+        self._post(
+            waiting, WAIT, unit, Step(need, held.step.rows, 0),
+            unit.size_of(held.step.rows), None, None, None, 1 << 20,
+            late=lambda: self.ask_for_room(unit),
+        )
 
     def _post(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
@@ -365,28 +403,9 @@ class Client:
         link.request(request)
 
 
-def _give_up(unit: RemoteUnit, error: AsyncPSError) -> None:
-    """Tell the callers of held pushes that these cannot go.
-
-    After a mere deadline the pushes stay, and go when the round that they wait for is complete
-    after all; else the cluster is gone.
-    """
-    held = list(unit.held)
-    if not isinstance(error, DeadlineExceeded):
-        unit.held.clear()
-    for item in held:
-        item.detach(error)
-        if not unit.held:
-            item.let_go()
-
-
 def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:
     starts, begin = [], 0
     for row in rows:
         starts.append(begin)
         begin += unit.sizes[row]
     return starts
-
-
-def _size_of(unit: RemoteUnit, rows: Sequence[int] | None) -> int:
-    return sum(unit.sizes) if rows is None else sum(unit.sizes[row] for row in rows)

@@ -80,7 +80,8 @@ class Deadlines:
         silent = now - self._moved_at >= answer_s
         waiting = []
         for request in overdue:
-            if header_of(request).kind not in _OWED:
+            kind = header_of(request).kind
+            if kind not in _OWED or kind in request.unit.late:
                 waiting.append(request)
             elif silent and now - request.since >= answer_s:
                 expire(link, request, self._silent(link, request))
@@ -99,16 +100,16 @@ class Deadlines:
             return
         except AsyncPSError:
             return  # the cluster failed, and everybody hears of that
-        ranks = answer.ranks if isinstance(answer, messages.MissingRanks) else []
+        whom = _whom(answer)
         age = now - first.since
         if age >= self._config.round_warning_s:
-            log.warning("%s waits for ranks %s: key %r, clock %d, for %.0f s", link.name, ranks,
+            log.warning("%s waits for %s: key %r, clock %d, for %.0f s", link.name, whom,
                         first.unit.row_keys[0], header.clock, age)
         for request in waiting:
             if now - request.since >= round_s:
                 expire(link, request, DeadlineExceeded(
                     f"round {header_of(request).clock} was not complete within {round_s:g} s; "
-                    f"{link.name} waits for ranks {ranks}; what was pushed stays counted",
+                    f"{link.name} waits for {whom}; what was pushed stays counted",
                     key=request.unit.row_keys[0],
                 ))
 
@@ -117,6 +118,16 @@ class Deadlines:
             f"{link.name} did not answer within {self._config.answer_s:g} s "
             f"(clock {header_of(request).clock})", key=request.unit.row_keys[0],
         )
+
+
+def _whom(answer: messages.AnyMessage) -> str:
+    """Say what a round waits for."""
+    if not isinstance(answer, messages.MissingRanks):
+        return "ranks []"
+    found = [f"ranks {answer.ranks}"] if answer.ranks or not answer.at_work else []
+    if answer.at_work:
+        found.append(f"its optimizer {answer.at_work}, which is at work")
+    return " and for ".join(found)
 
 
 def expire(link: Link, request: Request, error: AsyncPSError) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from asyncps.errors import AsyncPSError
-from asyncps.roles.unit import Accumulator, Rules, Unit, Waiter, internal
+from asyncps.roles.accumulator import Accumulator
+from asyncps.roles.unit import Rules, Unit, Waiter, internal
 from asyncps.state.staleness import Arrivals
 from asyncps.tensor import updates
 from asyncps.tensor.dtypes import Dtype
@@ -56,13 +57,32 @@ class FreeUnit(Unit):
         held = self.open[clock, rank] = Accumulator(now)
         held.parts[rank] = buffer
         held.count, held.hyper = 1, hyper
-        return self._apply_all(rules, rank, now)
+        if rules.own is not None:
+            rules.own.advance(self)
+            return []
+        return self._apply_all(self.arrivals.applicable(rules.members), rules, rank, now)
 
     def left(self, rules: Rules) -> Iterator[tuple[int, list[tuple[Waiter, int]]]]:
         """As `Unit.left`: what waited for whoever left."""
-        waiters = self._apply_all(rules, None, 0.0)
+        if rules.own is not None:
+            rules.own.advance(self)
+            return
+        waiters = self._apply_all(self.ready(rules.members), rules, None, 0.0)
         if waiters:
             yield 0, waiters
+
+    def ready(self, members: int) -> list[tuple[int, int]]:
+        """As `Unit.ready`."""
+        return self.arrivals.applicable(members)
+
+    def held(self, clock: int, rank: int) -> Accumulator:
+        """As `Unit.held`."""
+        held: Accumulator = self.open[clock, rank]
+        return held
+
+    def apply(self, clock: int, rank: int, rules: Rules) -> list[tuple[Waiter, int]]:
+        """As `Unit.apply`, with one push of a rank."""
+        return self._apply_all([(clock, rank)], rules, None, 0.0)
 
     def is_replay(self, rank: int, clock: int) -> bool:
         """As `Unit.is_replay`."""
@@ -112,7 +132,7 @@ class FreeUnit(Unit):
         else:
             self.assigned[rank] = request
             self.state.pop(updates.MASTER, None)
-            self._publish(buffer, self.updates)
+            self.publish(buffer, self.updates)
 
     def adopt(self, other: Unit) -> None:
         """As `Unit.adopt`."""
@@ -130,11 +150,11 @@ class FreeUnit(Unit):
         return self.arrivals.agrees_with(other.arrivals)
 
     def _apply_all(
-        self, rules: Rules, rank: int | None, now: float
+        self, pushes: Sequence[tuple[int, int]], rules: Rules, rank: int | None, now: float
     ) -> list[tuple[Waiter, int]]:
-        """Apply all that may be, now that `rank` has pushed; return whose waiting that ends."""
+        """Apply some pushes, now that `rank` has pushed; return whose waiting that ends."""
         ended: list[tuple[Waiter, int]] = []
-        for clock, of in self.arrivals.applicable(rules.members):
+        for clock, of in pushes:
             held = self.open.pop((clock, of))
             if rank is not None and of != rank:
                 rules.waited_s[rank] = rules.waited_s.get(rank, 0.0) + now - held.began

@@ -6,6 +6,7 @@ Everything here happens between two bytes of a socket: no wait, no clock but the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from asyncps import optim
@@ -18,11 +19,21 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol.frames import WAIT, Header
-from asyncps.protocol.messages import Install, Missing, SetHyper, UnitSpec
+from asyncps.protocol.messages import (
+    Install,
+    Missing,
+    MissingRanks,
+    SetHyper,
+    TableSpec,
+    UnitSpec,
+)
 from asyncps.roles.freeunit import FreeUnit
+from asyncps.roles.ownsteps import OwnSteps, is_own
 from asyncps.roles.plan import bound_of
 from asyncps.roles.slab import Slab, parts_of
+from asyncps.roles.tableunit import TableParts, make_table, used_bytes, wanted
 from asyncps.roles.unit import Rules, Unit, Waiter
+from asyncps.roles.workshop import Workshop
 from asyncps.tensor import dtypes
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
@@ -42,12 +53,19 @@ class Keeper:
         members: One bit for each rank that a round waits for.
         pool: Where buffers come from.
         answer: Sends the answer of a waiter that has all its parts.
+        workshop: Where optimizers of the user's own work; one of its own if there is none.
+
+    Attributes:
+        late_acks: Pushes are acknowledged when they are applied, which may take its time.
     """
 
     def __init__(
-        self, install: Install, members: int, pool: Pool, answer: Callable[[Waiter], None]
+        self, install: Install, members: int, pool: Pool, answer: Callable[[Waiter], None],
+        workshop: Workshop | None = None,
     ) -> None:
         self.pool = pool
+        self.late_acks = False
+        self._workshop = workshop
         config = install.config
         self.rules = Rules(
             config.order, config.reduce, members, bound_of(config),
@@ -55,7 +73,7 @@ class Keeper:
         )
         self.units: dict[int, Unit | Slab] = {}
         self.keys: dict[int, list[int | str]] = {}
-        self.value_bytes = 0
+        self.dense_bytes = 0
         self.changes = 0  # slabs split, joined or grown
         self._answer = answer
         self.install(install)
@@ -71,7 +89,17 @@ class Keeper:
             words = _checked_hyper(install.optimizer, install.hyper)
         self.rules.optimizer = install.optimizer
         self.rules.hyper = {0: words}
+        own = is_own(install.optimizer)
+        if own and self.rules.own is None:
+            self.rules.own = OwnSteps(self.rules, self._workshop or Workshop(), self._give)
+        # Once there were such steps some may be under way, whatever the optimizer is now.
+        self.late_acks = self.rules.own is not None and self.rules.bound is None
         for unit in self.units.values():
+            if isinstance(unit, Slab):
+                unit.apart = own
+                if own:
+                    self.changes += 1
+                    unit.split()
             for part in parts_of(unit):
                 part.forget_optimizer()
 
@@ -82,8 +110,12 @@ class Keeper:
             for part in parts_of(unit):
                 part.arrived(rank, 1 << 63)
                 _forget_waiting(part, rank)
-                for _, waiters in part.left(self.rules):
-                    self._give(part, waiters)
+                self.complete(part)
+
+    def complete(self, part: Unit) -> None:
+        """Apply what is complete now that there are fewer members, and tell who waited for it."""
+        for _, waiters in part.left(self.rules):
+            self._give(part, waiters)
 
     def set_hyper(self, message: SetHyper) -> None:
         """Keep a version of the hyper-parameters.
@@ -134,6 +166,7 @@ class Keeper:
             return
         slab = self.units.setdefault(unit, Slab(dtype, self.pool, self._make))
         assert isinstance(slab, Slab)
+        slab.apart = is_own(self.rules.optimizer)
         known = len(slab.sizes) - spec.first_row
         if slab.sizes[spec.first_row :] != spec.sizes[:known]:
             self.pool.give(buffer)
@@ -150,17 +183,34 @@ class Keeper:
         self.changes += 1
         slab.add_rows(spec.sizes[known:], fresh, spec.keys[known:])
 
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of all values; of row-sparse keys what their rows take."""
+        return self.dense_bytes + used_bytes(self.units.values())
+
+    def init_table(self, unit: int, spec: TableSpec) -> None:
+        """Make a server's part of a row-sparse key; a repetition changes nothing."""
+        made = make_table(spec, self.pool, self.rules.bound)
+        if self.rules.reduce == "mean" and not made.dtype.is_float:
+            raise DtypeMismatch("the mean of integers", key=spec.key, expected="a float dtype",
+                                got=spec.dtype)
+        found = self.units.setdefault(unit, made)
+        if not isinstance(found, TableParts) or not found.is_like(made):
+            raise RemoteProtocolError("INIT of a unit that exists and is different",
+                                      key=spec.key, got=unit)
+        self.keys[unit] = [spec.key]
+
     def _grew(self, size: int) -> None:
-        self.value_bytes += size
+        self.dense_bytes += size
         # Old versions and accumulators come back each round: keep as much as the values take.
         self.pool.keep_bytes += size
 
-    def find(self, header: Header, rows: Sequence[int] | None, size: int) -> Target:
+    def find(self, header: Header, rows: Any, size: int) -> Target:
         """Return what a frame speaks of, checked.
 
         Args:
             header: The frame's.
-            rows: The rows that it lists, or None.
+            rows: The rows that it lists, or None; of a table a `Named`.
             size: Bytes that it brings, or that its answer is to have.
 
         Raises:
@@ -170,6 +220,8 @@ class Keeper:
         unit = self.units.get(header.unit)
         if unit is None:
             raise UnknownKey("no such unit on this server", got=header.unit)
+        if isinstance(unit, TableParts):
+            return unit, unit.asked(header.kind, rows, size)
         if isinstance(unit, Unit):
             if rows is not None or size != unit.size:
                 raise RemoteProtocolError("not the size of the chunk", expected=unit.size,
@@ -253,13 +305,15 @@ class Keeper:
         What `header.acked` says has been noted: see `arrived`, and `push`.
         """
         unit, rows = target
-        parts = 1 if rows is None else len(rows)
+        parts = 1 if isinstance(unit, Unit) else len(rows or ())
         data = header.kind != WAIT
         waiter = Waiter(
             rank, header.request, header.unit, header.priority, data, header.clock,
             [_NOTHING] * parts, parts, None, port,
         )
         if isinstance(unit, Unit):
+            if isinstance(unit, TableParts):
+                waiter = wanted(waiter, rows)
             done = unit.park(waiter, 0, header.clock)
         else:
             assert rows is not None
@@ -267,28 +321,45 @@ class Keeper:
                 unit.rows[row].park(waiter, position, header.clock)
             done = waiter.pending == 0
         if done:
-            self._tell(waiter)
+            self.tell(waiter)
         return done
 
-    def assign(self, target: Target, rank: int, header: Header, buffer: Bytes) -> None:
-        """Replace values."""
+    def assign(
+        self, target: Target, rank: int, header: Header, buffer: Bytes, done: Callable[[], None]
+    ) -> None:
+        """Replace values; `done` is called when they stand, which is at once as a rule."""
         unit, rows = target
         clock, request = header.clock, header.request
+        pieces: list[tuple[Unit, Bytes]] = []
         if isinstance(unit, Unit):
-            unit.assign(rank, clock, request, buffer)
-            return
-        assert rows is not None
-        begin = 0
-        for row in rows:
-            part = unit.rows[row]
-            piece = self.pool.take(part.size)
-            piece[:] = buffer[begin : begin + part.size]
-            begin += part.size
-            part.assign(rank, clock, request, piece)
-        self.pool.give(buffer)
+            pieces.append((unit, buffer))
+        else:
+            assert rows is not None
+            begin = 0
+            for row in rows:
+                part = unit.rows[row]
+                piece = self.pool.take(part.size)
+                piece[:] = buffer[begin : begin + part.size]
+                begin += part.size
+                pieces.append((part, piece))
+            self.pool.give(buffer)
+        left = len(pieces)
 
-    def missing(self, message: Missing) -> list[int]:
-        """Return the ranks that a round waits for."""
+        def assign(part: Unit, piece: Bytes) -> None:
+            nonlocal left
+            part.assign(rank, clock, request, piece)
+            left -= 1
+            if not left:
+                done()
+
+        for part, piece in pieces:
+            if self.rules.own is None:
+                assign(part, piece)
+            else:
+                self.rules.own.assign(part, rank, request, partial(assign, part, piece))
+
+    def missing(self, message: Missing) -> MissingRanks:
+        """Return the ranks that a round waits for, and the optimizer if it is at work."""
         unit = self.units.get(message.unit)
         if unit is None:
             raise UnknownKey("no such unit on this server", got=message.unit)
@@ -297,9 +368,14 @@ class Keeper:
         if isinstance(unit, Slab) and unit.whole is None and message.rows:
             unit.size_of(message.rows)
             parts = [unit.rows[row] for row in message.rows]
+        elif len(parts) > 1:  # the rows that somebody waits for, as far as that can be seen
+            parts = [part for part in parts if message.clock in part.parked] or parts
+        at_work = ""
         for part in parts:
             ranks.update(part.missing(message.clock, self.rules.members))
-        return sorted(ranks)
+            if self.rules.own is not None:
+                at_work = at_work or self.rules.own.at_work(part)
+        return MissingRanks(sorted(ranks), at_work)
 
     def name_of(self, unit: int) -> Any:
         """Return the first key of a unit, for messages."""
@@ -314,9 +390,10 @@ class Keeper:
     def _give(self, unit: Unit, waiters: list[tuple[Waiter, int]]) -> None:
         for waiter, position in waiters:
             if unit.give(waiter, position):
-                self._tell(waiter)
+                self.tell(waiter)
 
-    def _tell(self, waiter: Waiter) -> None:
+    def tell(self, waiter: Waiter) -> None:
+        """Answer a waiter that has all its parts, or an error."""
         if waiter.error is not None and waiter.error.key is None:
             waiter.error.key = self.name_of(waiter.unit)
         self._answer(waiter)
@@ -340,7 +417,7 @@ def _checked_hyper(name: str, hyper: Mapping[str, Any]) -> Words:
     return prepared(found)
 
 
-Target = tuple[Unit | Slab, Sequence[int] | None]
+Target = tuple[Unit | Slab, Any]  # and the rows that are spoken of, None for all
 
 
 def typed(error: AsyncPSError, key: Any, host: str) -> AsyncPSError:

@@ -191,7 +191,7 @@ class Lanes:
     def exchange(
         self, server: int, number: int, parts: Sequence[bytes | memoryview], size: int,
         expected: int,
-    ) -> memoryview | None:
+    ) -> memoryview | AsyncPSError | None:
         """Send a request and wait a little for its answer.
 
         Args:
@@ -202,10 +202,8 @@ class Lanes:
             expected: Bytes of the value that is to come.
 
         Returns:
-            The value, valid until the next exchange; None when the loop must take over.
-
-        Raises:
-            AsyncPSError: The server's error.
+            The value, valid until the next exchange; or the server's error, which is returned so
+            that it is told from what a signal handler raises; None when the loop must take over.
         """
         lane = self._open.get(server)
         if lane is None:
@@ -235,7 +233,7 @@ class Lanes:
         if header.kind == ERROR:
             info = messages.decode(table)
             if isinstance(info, messages.ErrorInfo):
-                raise messages.error_from_wire(info)
+                return messages.error_from_wire(info)
         if header.kind != DATA or len(payload) != expected:
             self.drop(server)
             return None

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from asyncps.errors import AsyncPSError
-from asyncps.protocol.frames import PUSH, PUSHPULL
+from asyncps.initializer import Initializer
 from asyncps.protocol.messages import Key, KeySpec, Piece, StoreConfig
-from asyncps.roles.operation import Operation, resolve
-from asyncps.state.requests import Step, UnitTrack
+from asyncps.roles.held import HeldPushes
+from asyncps.state.requests import UnitTrack
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor import dtypes
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
 
 __all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "bound_of",
-           "describe"]
+           "describe", "describe_rows"]
 
 
 def describe(key: Key, dtype: str, shape: tuple[int, ...], itemsize: int) -> KeySpec:
     """Return a key as it is declared."""
     return KeySpec(key, dtype, shape, itemsize)
+
+
+def describe_rows(
+    key: Key, dtype: str, shape: tuple[int, ...], itemsize: int, rows: Initializer
+) -> KeySpec:
+    """Return a row-sparse key as it is declared; `rows` is what they are at first."""
+    return KeySpec(key, dtype, shape, itemsize, rows)
 
 
 def agreement(
@@ -41,60 +44,16 @@ def bound_of(config: StoreConfig) -> int | None:
     return None if config.type == "dist_async" else config.staleness
 
 
-# What the rows of an answer are written to: their dtype, their shapes, and the arrays.
-Scatter = tuple[np.dtype[Any], tuple[tuple[int, ...], ...], Sequence[Any]]
-
-
-@dataclass(slots=True)
-class Held:
-    """A push beyond the clock window, which steps aside until the window is open."""
-
-    op: Operation
-    kind: int
-    step: Step
-    size: int
-    value: memoryview | None
-    out: memoryview | None
-    scatter: Scatter | None
-    priority: int
-    is_gone: bool = False  # it has been sent, or never will be
-    gone: asyncio.Future[None] | None = None  # tells that to whoever waits
-
-    def detach(self, error: AsyncPSError) -> None:
-        """Let the caller and its memory go: the clock is given out, so the push itself stays."""
-        op, self.op = self.op, Operation("push", lent=False)
-        self.op.since = op.since
-        if op.lent and self.value is not None:
-            self.value = memoryview(bytes(self.value))
-        if self.kind == PUSHPULL:
-            self.kind = PUSH
-        self.out = self.scatter = None
-        op.part_done(error)
-
-    def let_go(self) -> None:
-        """This one is held no longer; tell whoever waits."""
-        self.is_gone = True
-        if self.gone is not None:
-            resolve(self.gone)
-
-    async def wait_gone(self) -> None:
-        """Wait on the loop until it is held no longer."""
-        if self.is_gone:
-            return
-        if self.gone is None:
-            self.gone = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self.gone)
-
-
 class RemoteUnit:
     """A unit of a server as a worker sees it."""
 
     __slots__ = (
-        "asking", "held", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
+        "held", "late", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
     )
 
     def __init__(
-        self, link: Link, server: int, number: int, slab: bool, window: int | None = CLOCK_WINDOW
+        self, link: Link, server: int, number: int, slab: bool,
+        window: int | None = CLOCK_WINDOW, late: frozenset[int] = frozenset(),
     ) -> None:
         self.link = link
         self.server = server
@@ -104,18 +63,19 @@ class RemoteUnit:
         self.row_keys: list[Key] = []
         self.track = UnitTrack(0 if slab else 1, window)
         # Pushes beyond the clock window step aside here and block no other unit.
-        self.held: deque[Held] = deque()
-        self.asking: Operation | None = None  # the word that the first of them waits for
+        self.held = HeldPushes()
         self.tail: Request | None = None
+        self.late = late  # kinds whose answer may wait for an update, as that of a pull does
 
     def grow(self, rows: int) -> None:
         """Take note that the slab has more rows; held pushes of all speak of the old ones."""
         if self.held and rows > self.track.rows:
-            known = range(self.track.rows)
-            for held in self.held:
-                if held.step.rows is None:
-                    held.step = held.step._replace(rows=known)
+            self.held.grow(range(self.track.rows))
         self.track.grow(rows)
+
+    def size_of(self, rows: Sequence[int] | None) -> int:
+        """Return the bytes of some rows, of all of them for None."""
+        return sum(self.sizes) if rows is None else sum(self.sizes[row] for row in rows)
 
     def priority(self, wanted: int) -> int:
         """Never overtake a request of the same unit that still waits in the queue."""
@@ -128,7 +88,7 @@ class RemoteUnit:
 class KeyInfo:
     """A key as this worker knows it."""
 
-    __slots__ = ("dtype", "key", "nbytes", "pieces", "shape", "spec")
+    __slots__ = ("dtype", "is_table", "key", "nbytes", "pieces", "shape", "spec")
 
     def __init__(self, spec: KeySpec, pieces: list[tuple[RemoteUnit, Piece]]) -> None:
         self.spec = spec
@@ -136,6 +96,7 @@ class KeyInfo:
         self.shape = tuple(spec.shape)
         self.dtype = dtypes.numpy_dtype(spec.dtype)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * spec.itemsize
+        self.is_table = spec.rows is not None
         self.pieces = pieces
 
 
@@ -167,16 +128,22 @@ class SlabPlan:
 
 
 class Plan:
-    """Where the keys of one call live: chunks by key, and slabs."""
+    """Where the keys of one call live: chunks by key, slabs, and row-sparse keys."""
 
-    __slots__ = ("empty", "infos", "large", "lone", "slabs")
+    __slots__ = ("empty", "infos", "large", "lone", "slabs", "tables")
 
     def __init__(self, infos: Sequence[KeyInfo]) -> None:
         self.infos = infos
-        self.empty = [(index, info) for index, info in enumerate(infos) if not info.pieces]
+        self.tables = [(index, info) for index, info in enumerate(infos) if info.is_table]
+        self.empty = [
+            (index, info) for index, info in enumerate(infos)
+            if not info.pieces and not info.is_table
+        ]
         self.large: list[tuple[int, KeyInfo]] = []
         slabs: dict[RemoteUnit, list[tuple[int, int, KeyInfo]]] = {}
         for index, info in enumerate(infos):
+            if info.is_table:
+                continue
             if info.pieces and info.pieces[0][0].slab:
                 unit, piece = info.pieces[0]
                 slabs.setdefault(unit, []).append((piece.row, index, info))
@@ -185,4 +152,5 @@ class Plan:
         self.slabs = [SlabPlan(unit, members, len(infos)) for unit, members in slabs.items()]
         units = [unit for _, info in self.large for unit, _ in info.pieces]
         units += [slab.unit for slab in self.slabs]
-        self.lone = units[0] if len(units) == 1 else None  # the only unit, if it is one
+        # The only unit, if it is one.
+        self.lone = units[0] if len(units) == 1 and not self.tables else None

@@ -16,6 +16,7 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol import messages
+from asyncps.protocol import rows as named_rows
 from asyncps.protocol.frames import (
     ACK,
     ASSIGN,
@@ -33,14 +34,15 @@ from asyncps.protocol.frames import (
     Flag,
     Header,
 )
-from asyncps.protocol.messages import AnyMessage, UnitSpec
+from asyncps.protocol.messages import AnyMessage, TableSpec, UnitSpec
 from asyncps.roles import saving
+from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
 from asyncps.tensor import dtypes
 from asyncps.tensor.pool import Bytes
 from asyncps.transport.connection import Connection
-from asyncps.transport.outbox import Outbox, Outgoing
+from asyncps.transport.outbox import Copies, Outbox, Outgoing
 from asyncps.transport.polling import SMALL_BYTES
 from asyncps.transport.request import control_frame
 from asyncps_ext import wire
@@ -71,12 +73,13 @@ class WorkerPort:
         self.connection: Connection | None = None
         self.outbox = Outbox()
         self.parked: set[int] = set()  # by number: a request that comes again is still one
+        self._copies = Copies()
         self._paused = False
         self.received_before = 0
         self.sent_before = 0
         self._now = asyncio.get_running_loop().time
         self._buffer: Bytes | None = None
-        self._rows: list[int] | None = None
+        self._rows: Any = None
         self._target: Target | None = None
         self._found_at = 0  # the keeper's count of changes when the target was found
         self._spec: UnitSpec | None = None
@@ -94,7 +97,8 @@ class WorkerPort:
 
     def _writable(self) -> None:
         self.outbox.pump()
-        if self._paused and len(self.outbox) <= _MAX_QUEUED // 2 and self.connection is not None:
+        free = len(self.outbox) <= _MAX_QUEUED // 2 and not self._copies.too_many
+        if self._paused and free and self.connection is not None:
             self._paused = False
             self.connection.resume_reading()
 
@@ -108,6 +112,7 @@ class WorkerPort:
         self.received_before += connection.received
         self.sent_before += connection.sent
         self.outbox.detach()
+        self._copies = Copies()
         if self._buffer is not None:
             self.server.pool.give(self._buffer)
         self._buffer = self._rows = self._spec = self._target = None
@@ -178,6 +183,12 @@ class WorkerPort:
                 assert spec is not None
                 keeper.init(header.unit, spec, buffer)
                 self._ack(header)
+            elif kind == INIT:
+                described = messages.decode(table)
+                if not isinstance(described, TableSpec):
+                    raise RemoteProtocolError("INIT without a value")
+                keeper.init_table(header.unit, described)
+                self._ack(header)
             elif kind == RESTORE and buffer is not None:
                 told, self._range = self._range, None
                 assert told is not None
@@ -185,8 +196,7 @@ class WorkerPort:
                 self._ack(header)
             elif kind == ASSIGN and buffer is not None:
                 target = keeper.find(header, self._rows, header.payload_bytes)
-                keeper.assign(target, self.rank, header, buffer)
-                self._ack(header)
+                keeper.assign(target, self.rank, header, buffer, lambda: self._ack(header))
             else:
                 raise RemoteProtocolError("a frame that a server does not take", got=kind)
         except AsyncPSError as error:
@@ -195,14 +205,16 @@ class WorkerPort:
             log.exception("a request of worker %d failed", self.rank)
             self._error(header, AsyncPSError(f"the server failed: {failed!r}"))
 
-    def send(self, frame: Outgoing) -> None:
+    def send(self, frame: Outgoing, *, copied: bool = False) -> None:
         """Queue an answer; without a connection there is nobody who waits for it.
 
-        Whoever comes back asks again.
+        Whoever comes back asks again. `copied`: it is made of memory of its own.
         """
         if self.connection is not None:
             self.outbox.post(frame)
-            if len(self.outbox) > _MAX_QUEUED and not self._paused:
+            if copied:
+                self._copies.add(frame)
+            if (len(self.outbox) > _MAX_QUEUED or self._copies.too_many) and not self._paused:
                 # It asks and does not listen: hear it again when it has taken some answers.
                 self._paused = True
                 self.connection.pause_reading()
@@ -216,10 +228,12 @@ class WorkerPort:
 
     def _counted(self, keeper: Keeper, target: Target, header: Header) -> None:
         """Answer a push that was counted, now or before."""
-        if header.kind == PUSH:
-            self._ack(header)
-        else:
+        if header.kind != PUSH:
             self._pull(keeper, target, header)
+        elif keeper.late_acks:
+            self._pull(keeper, target, header._replace(kind=WAIT))
+        else:
+            self._ack(header)
 
     def _pull(self, keeper: Keeper, target: Target, header: Header) -> None:
         if not keeper.pull(target, self.rank, header, self):
@@ -243,7 +257,7 @@ class WorkerPort:
             self._store(message.store).set_hyper(message)
             answer = messages.Done()
         elif isinstance(message, messages.Missing):
-            answer = messages.MissingRanks(self._store(message.store).missing(message))
+            answer = self._store(message.store).missing(message)
         elif isinstance(message, messages.AskStatistics):
             answer = self._statistics(self._store(message.store))
         elif isinstance(message, messages.AskUnits):
@@ -254,6 +268,8 @@ class WorkerPort:
         elif isinstance(message, messages.StateRange):
             self._send_range(header, saving.read(self._store(message.store), message))
             return
+        elif isinstance(message, messages.Clocks):
+            answer = clocks(self._store(message.store), self.rank, message)
         else:
             raise RemoteProtocolError("a message that a server does not take",
                                       got=type(message).__name__)
@@ -311,7 +327,9 @@ def _checked_range(keeper: Keeper, told: AnyMessage, size: int) -> messages.Stat
     return told
 
 
-def _rows(header: Header, table: memoryview) -> list[int] | None:
+def _rows(header: Header, table: memoryview) -> Any:
+    if header.flags & Flag.IDS:
+        return named_rows.parse(table)
     if not header.flags & Flag.ROWS:
         return None
     if header.table_bytes % 4 or not 0 < header.table_bytes <= 4 * MAX_ROWS:

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from asyncps.config import Config
@@ -73,7 +73,8 @@ class Runtime:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result.
 
-        Ctrl-C cancels it and waits until it has let go of whatever it held.
+        Ctrl-C, and whatever else a signal handler raises, cancels it and waits until it has let go
+        of what it held.
         """
         if self._closed or self.forked or self._loop is None:
             work.close()
@@ -92,22 +93,37 @@ class Runtime:
 
         def begin() -> None:
             assert self._tasks is not None
+            if future.done():  # given up before it began
+                return
             carried = carry()
             try:
                 task.append(self._tasks.create_task(carried, name="a call from another thread"))
             except RuntimeError:  # the loop has ended
                 carried.close()
+                never_began()
+            else:
+                task[0].add_done_callback(never_began)  # one cancelled at once never runs
+
+        def never_began(_: object = None) -> None:
+            if not future.done():
                 work.close()
                 future.set_exception(self._gone())
 
-        self.call(begin)
+        def give_up() -> None:
+            if task:
+                task[0].cancel()
+            else:
+                never_began()
+
         try:
+            self.call(begin)
             _wait(future)
             return future.result()
-        except KeyboardInterrupt:
-            self.call(lambda: _cancel(task[0]))
-            with contextlib.suppress(BaseException):
-                _wait(future)
+        except BaseException:
+            if not future.done():  # else it is the coroutine's own error
+                self.call(give_up)
+                with contextlib.suppress(BaseException):
+                    _wait(future)
             raise
 
     def check_thread(self, work: Coroutine[Any, Any, Any] | None = None) -> None:
@@ -179,12 +195,7 @@ def _wait(future: Future[Any]) -> None:
     only when something else wakes the thread.
     """
     while not future.done():
-        with contextlib.suppress(TimeoutError):  # what it raises of its own is returned, not raised
-            future.exception(LOOK_S)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
+        wait((future,), LOOK_S)  # not future.exception(): a handler may raise TimeoutError too
 
 
 class _Stopped(Exception):

@@ -227,7 +227,7 @@ def _own_value(part: Unit) -> Bytes:
     if part.current.owed:
         buffer = part.pool.take(part.size)
         buffer[:] = part.current.buffer
-        part._publish(buffer, part.current.clock)
+        part.publish(buffer, part.current.clock)
     return part.current.buffer
 
 

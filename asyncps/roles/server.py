@@ -21,12 +21,16 @@ from asyncps.errors import (
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ACK, DATA, HEADER_SIZE
 from asyncps.protocol.handshake import LANE
-from asyncps.protocol.messages import AnyMessage, Install, Members
+from asyncps.protocol.messages import AnyMessage, Attendance, Gone, Install, Members
 from asyncps.roles import reporting
+from asyncps.roles.attendance import attend, expel
+from asyncps.roles.dropping import drop
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.port import WorkerPort
+from asyncps.roles.tableunit import RowsWaiter
 from asyncps.roles.unit import Waiter
+from asyncps.roles.workshop import Workshop
 from asyncps.tensor.pool import Pool
 from asyncps.transport.connection import Connection
 from asyncps.transport.network import Listening, Network
@@ -62,6 +66,7 @@ class Server:
         self.node.on_message = self._take
         self.node.report = self.report
         self.pool = Pool(_POOL_BYTES)
+        self.workshop = Workshop()
         self.keepers: dict[int, Keeper] = {}
         self.ports: dict[int, WorkerPort] = {}
         self.lanes: dict[int, WorkerPort] = {}
@@ -87,6 +92,7 @@ class Server:
             self._accept, bind, self.config.handshake_s
         )
         await self.node.join(advertised, self._listening.port)
+        self.host = f"server {self.node.rank} on {self.host}"
 
     async def run(self) -> None:
         """Serve until the job ends.
@@ -106,6 +112,7 @@ class Server:
             if port.connection is not None:
                 port.connection.close()
         await self.node.leave()
+        await self.workshop.close()
 
     # ---- connections ----
 
@@ -146,7 +153,8 @@ class Server:
     def _take(self, message: AnyMessage, request: int) -> bool:
         if isinstance(message, Members):
             self.incarnations = {
-                m.rank: m.incarnation for m in message.members if m.role == "worker"
+                m.rank: m.incarnation for m in message.members
+                if m.role == "worker" and not self.gone >> m.rank & 1
             }
             self.node.complete()
             self.node.link.tell(messages.Prepared(), self.node.incarnation)
@@ -154,7 +162,12 @@ class Server:
         if isinstance(message, messages.Left):
             self.left(message.rank)
             return True
-        if isinstance(message, Install):
+        if isinstance(message, Gone):
+            self.incarnations.pop(message.rank, None)
+            expel(message.rank, self.ports, self.lanes)
+            self.left(message.rank)
+            return True
+        if isinstance(message, Install | Attendance):
             answer = self._installed.get(request)
             if answer is None:  # after a cut the scheduler may tell it again
                 answer = messages.Done()
@@ -179,12 +192,22 @@ class Server:
         for keeper in self.keepers.values():
             keeper.left(rank)
 
-    def install(self, message: Install) -> None:
-        """Open a store, or give it an optimizer."""
+    def install(self, message: Install | Attendance) -> None:
+        """Open a store, give it an optimizer, forget it, or tell it whom to wait for."""
+        if isinstance(message, Install) and message.dropped:
+            keeper = self.keepers.pop(message.store, None)
+            if keeper is not None:
+                drop(keeper)
+            return
         members = ((1 << self.node.num_workers) - 1) & ~self.gone
         keeper = self.keepers.get(message.store)
-        if keeper is None:
-            self.keepers[message.store] = Keeper(message, members, self.pool, self.answer)
+        if isinstance(message, Attendance):
+            if keeper is not None:
+                attend(keeper, message.rank, members)
+        elif keeper is None:
+            self.keepers[message.store] = Keeper(
+                message, members, self.pool, self.answer, self.workshop
+            )
         else:
             keeper.install(message)
 
@@ -204,7 +227,8 @@ class Server:
             DATA if waiter.data else ACK, 0, self.node.incarnation, 0, waiter.request,
             waiter.unit, 0, waiter.clock, 0, size, 0, 0,
         )
-        port.send(Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size))
+        frame = Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size)
+        port.send(frame, copied=isinstance(waiter, RowsWaiter))
 
 
 def refuse_open_door(host: str, token: str) -> None:

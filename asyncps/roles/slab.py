@@ -14,7 +14,8 @@ from itertools import accumulate
 import numpy as np
 
 from asyncps.errors import RemoteProtocolError
-from asyncps.roles.unit import Accumulator, Unit
+from asyncps.roles.accumulator import Accumulator
+from asyncps.roles.unit import Unit
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
 from asyncps.tensor.words import Key, Span
@@ -36,12 +37,14 @@ class Slab:
         offsets: Where each row begins, and the size of all at the end.
         whole: The unit of all rows while they move together, else None.
         rows: One unit a row while they do not.
+        apart: Rows stay apart, since each is updated in its own time.
     """
 
-    __slots__ = ("_make", "dtype", "keys", "offsets", "pool", "rows", "sizes", "whole")
+    __slots__ = ("_make", "apart", "dtype", "keys", "offsets", "pool", "rows", "sizes", "whole")
 
     def __init__(self, dtype: Dtype, pool: Pool, make: MakeUnit = Unit) -> None:
         self._make = make
+        self.apart = False
         self.dtype = dtype
         self.pool = pool
         self.sizes: list[int] = []
@@ -114,6 +117,8 @@ class Slab:
         """Let all rows move together again if they agree; tell whether they do now."""
         if self.whole is not None:
             return True
+        if self.apart:
+            return False
         first = self.rows[0]
         for row in self.rows:
             if (

@@ -13,16 +13,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncps.errors import AsyncPSError
+from asyncps.roles.accumulator import Accumulator
 from asyncps.state.rounds import FIRST, LAST, REPLAY, Rounds
 from asyncps.tensor import updates
 from asyncps.tensor.dtypes import Array, Dtype
 from asyncps.tensor.pool import Bytes, Pool
 from asyncps.tensor.words import Span
+
+if TYPE_CHECKING:
+    from asyncps.roles.ownsteps import OwnSteps
 
 log = logging.getLogger(__name__)
 # Versions kept for workers that have not said that they arrived. In step it is one; the clock
@@ -45,6 +47,7 @@ class Rules:
         multi_precision: Keep f32 weights of f16 and bf16 values.
         rounds: Rounds applied so far.
         waited_s: How long rounds waited for their last contributor, by its rank.
+        own: Applies the rounds of a store that has, or had, an optimizer of the user's own.
     """
 
     order: str
@@ -56,6 +59,7 @@ class Rules:
     rounds: int = 0
     waited_s: dict[int, float] = field(default_factory=dict)
     multi_precision: bool = False
+    own: OwnSteps | None = None
 
     def hyper_for(self, version: int) -> Mapping[str, Any]:
         """Return the hyper-parameters of a version, or of the next one that is still kept.
@@ -109,41 +113,6 @@ class Version:
         self.owed = 0  # ranks that may ask for it again, one bit each
 
 
-class Accumulator:
-    """The contributions of one open round."""
-
-    __slots__ = ("began", "count", "error", "hyper", "parts", "sum")
-
-    def __init__(self, began: float) -> None:
-        self.error: AsyncPSError | None = None
-        self.began = began
-        self.sum: Bytes | None = None
-        self.parts: dict[int, Bytes] = {}
-        self.count = 0
-        self.hyper = 0
-
-    def add(self, dtype: Dtype, buffer: Bytes, pool: Pool) -> None:
-        """Add one contribution; the buffer is the accumulator's from now on."""
-        if self.sum is None:
-            if dtype.widen is None:
-                self.sum = buffer
-                return
-            self.sum = pool.take(buffer.nbytes // dtype.itemsize * dtype.sum.itemsize)
-            dtype.widen(self.sum.view(dtype.sum), buffer.view(dtype.bits))
-        else:
-            dtype.add(self.sum.view(dtype.sum), buffer.view(dtype.bits))
-        pool.give(buffer)
-
-    def total(self, dtype: Dtype, pool: Pool) -> Bytes:
-        """Return the sum; contributions that were kept by rank are added in rank order."""
-        if self.parts:
-            for rank in sorted(self.parts):
-                self.add(dtype, self.parts[rank], pool)
-            self.parts.clear()
-        assert self.sum is not None
-        return self.sum
-
-
 class Unit:
     """A chunk, a slab or a row of one.
 
@@ -158,6 +127,7 @@ class Unit:
         "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size", "spans",
         "state", "updates",
     )
+    accumulator: ClassVar[type[Accumulator]] = Accumulator
 
     def __init__(
         self, dtype: Dtype, buffer: Bytes, pool: Pool, spans: Sequence[Span] = ()
@@ -200,7 +170,7 @@ class Unit:
             self.pool.give(buffer)
             return []
         if verdict & FIRST:
-            self.open[clock] = Accumulator(now)
+            self.open[clock] = self.accumulator(now)
         accumulator = self.open[clock]
         accumulator.count += 1
         accumulator.hyper = max(accumulator.hyper, hyper)
@@ -213,9 +183,11 @@ class Unit:
             accumulator.error = internal(error)
         if not verdict & LAST:
             return []
-        rules.rounds += 1
         rules.waited_s[rank] = rules.waited_s.get(rank, 0.0) + now - accumulator.began
-        return self._apply(clock, rules)
+        if rules.own is not None:
+            rules.own.advance(self)
+            return []
+        return self.apply(clock, rank, rules)
 
     def left(self, rules: Rules) -> Iterator[tuple[int, list[tuple[Waiter, int]]]]:
         """Apply, one by one, the rounds that are complete now that there are fewer members.
@@ -223,10 +195,20 @@ class Unit:
         Yields:
             The clock and who waited for it; give them their part before going on.
         """
+        if rules.own is not None:
+            rules.own.advance(self)
+            return
         while self.rounds.is_complete(rules.members):
             clock = self.rounds.applied + 1
-            rules.rounds += 1
-            yield clock, self._apply(clock, rules)
+            yield clock, self.apply(clock, 0, rules)
+
+    def ready(self, members: int) -> list[tuple[int, int]]:
+        """Return (clock, rank) of what is complete and not applied, in its order."""
+        return [(clock, 0) for clock in self.rounds.complete(members)]
+
+    def held(self, clock: int, rank: int) -> Accumulator:
+        """Return the contributions of something that is complete."""
+        return self.open[clock]
 
     def arrived(self, rank: int, acked: int) -> None:
         """Take note that `rank` has every answer below clock `acked`."""
@@ -293,7 +275,7 @@ class Unit:
             self.pool.give(buffer)
         else:
             self.state.pop(updates.MASTER, None)
-            self._publish(buffer, self.current.clock)
+            self.publish(buffer, self.current.clock)
 
     def forget_optimizer(self) -> None:
         """Drop what an optimizer left behind; the f32 weights are the value's and stay."""
@@ -316,10 +298,11 @@ class Unit:
         """Tell whether two rows stand at the same clocks with nothing open, and nothing kept."""
         return not self.old and self.rounds.agrees_with(other.rounds)
 
-    def _apply(self, clock: int, rules: Rules) -> list[tuple[Waiter, int]]:
+    def apply(self, clock: int, rank: int, rules: Rules) -> list[tuple[Waiter, int]]:
+        """Apply what is complete; return who waited for it."""
         accumulator = self.open.pop(clock)
-        if self.failed:
-            self.failed.clear()
+        rules.rounds += 1
+        self.failed.clear()
         error = accumulator.error
         if error is None:
             try:
@@ -337,13 +320,13 @@ class Unit:
         return list(self.parked.pop(clock, {}).values())
 
     def _compute(self, accumulator: Accumulator, clock: int, rules: Rules) -> None:
-        total = accumulator.total(self.dtype, self.pool)
-        if rules.reduce == "mean":
-            values = total.view(self.dtype.sum)
-            np.divide(values, accumulator.count, out=values)
+        if accumulator.outcome is not None:
+            accumulator.outcome(clock)
+            return
+        total = accumulator.total(self.dtype, self.pool, rules.reduce)
         if rules.optimizer is None:
             self.state.pop(updates.MASTER, None)
-            self._publish(self._narrow(total), clock)
+            self.publish(self._narrow(total), clock)
         else:
             self._step(total, clock, rules.optimizer, rules, accumulator.hyper)
 
@@ -372,9 +355,10 @@ class Unit:
         if in_place:
             self.current.clock = clock
         else:
-            self._publish(buffer, clock)
+            self.publish(buffer, clock)
 
-    def _publish(self, buffer: Bytes, clock: int) -> None:
+    def publish(self, buffer: Bytes, clock: int) -> None:
+        """Let a buffer be the current version; the unit's from now on."""
         before = self.current
         self.current = Version(buffer, clock)
         if before.owed:
@@ -394,7 +378,7 @@ class Unit:
             self.pool.give(version.buffer)
 
 
-def internal(error: Exception) -> AsyncPSError:
+def internal(error: BaseException) -> AsyncPSError:
     """Log what should not have happened, and return what its callers are told."""
     log.error("a round failed", exc_info=error)
     return AsyncPSError(f"the server failed in this round: {error!r}")

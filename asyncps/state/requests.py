@@ -37,11 +37,11 @@ class UnitTrack:
         window: How many clocks may be open before a push waits; None for any number.
     """
 
-    __slots__ = ("_applied", "_applied_rows", "_clock", "_clocks", "_waiting", "_window", "rows")
+    __slots__ = ("_applied", "_applied_rows", "_clock", "_clocks", "_waiting", "rows", "window")
 
     def __init__(self, rows: int, window: int | None = CLOCK_WINDOW) -> None:
         self.rows = rows
-        self._window = window
+        self.window = window
         self._clock = 0  # of all rows, while `_clocks` is None
         self._clocks: list[int] | None = None
         self._applied = 0  # known to be applied, for all rows, while `_applied_rows` is None
@@ -87,15 +87,30 @@ class UnitTrack:
             return [steps[0]._replace(rows=None)]
         return steps
 
-    def is_open(self, rows: Rows = None) -> bool:
-        """Tell whether a push of these rows is one step that need not wait."""
+    def next(self, rows: Rows = None) -> Step | None:
+        """Return what `push` would, if that is one step that need not wait; nothing changes."""
         clock = self._clock
         if self._clocks is not None:
             clocks = {self._clocks[row] for row in (range(self.rows) if rows is None else rows)}
             if len(clocks) != 1:
-                return False
+                return None
             clock = clocks.pop()
-        return not self._must_wait(clock + 1, rows)
+        if self._must_wait(clock + 1, rows):
+            return None
+        whole = rows is None or len(rows) == self.rows
+        return Step(clock + 1, None if whole else rows, 0)
+
+    def begin(self, step: Step) -> None:
+        """Let a step that `next` gave be taken; a second time it changes nothing."""
+        clock, rows, _ = step
+        if self._clocks is None and rows is None:
+            self._clock = max(self._clock, clock)
+            return
+        clocks = self._split()
+        for row in range(self.rows) if rows is None else rows:
+            clocks[row] = max(clocks[row], clock)
+        self._clocks = clocks
+        self._merge()
 
     def pull(self, rows: Rows = None) -> list[Step]:
         """Return the clocks that a pull of some rows must see: this worker's last pushes."""
@@ -105,6 +120,21 @@ class UnitTrack:
         for row in range(self.rows) if rows is None else rows:
             groups.setdefault(self._clocks[row], []).append(row)
         return [Step(clock, members, 0) for clock, members in groups.items()]
+
+    def catch_up(self, clocks: Sequence[int]) -> None:
+        """Take the server's clocks of this worker where they are ahead; all of those are applied.
+
+        Args:
+            clocks: One for each row that the server has, from the first on.
+        """
+        ours, applied = list(self._split()), list(self._split_applied())
+        for row, clock in enumerate(clocks[: self.rows]):
+            if clock > ours[row]:
+                ours[row] = applied[row] = clock
+        self._clocks, self._applied_rows = ours, applied
+        self._merge()
+        if min(applied, default=0) == max(applied, default=0):
+            self._applied, self._applied_rows = max(applied, default=0), None
 
     def must_wait(self, step: Step) -> int:
         """Return the clock that a push has to wait for, as known now; 0 for none."""
@@ -146,7 +176,7 @@ class UnitTrack:
         return floor
 
     def _must_wait(self, clock: int, rows: Rows) -> int:
-        need = 0 if self._window is None else clock - self._window
+        need = 0 if self.window is None else clock - self.window
         if need <= 0:
             return 0
         if self._applied_rows is None:
@@ -166,5 +196,5 @@ class UnitTrack:
 
     def _merge(self) -> None:
         clocks = self._clocks
-        if clocks is not None and min(clocks) == max(clocks):
+        if clocks and min(clocks) == max(clocks):
             self._clock, self._clocks = clocks[0], None

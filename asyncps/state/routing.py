@@ -19,6 +19,7 @@ from asyncps.errors import (
     AsyncPSError,
     ClusterError,
     ConfigError,
+    Disagreement,
     DtypeMismatch,
     KeyExists,
     OptimizerError,
@@ -27,6 +28,7 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol.messages import Key, KeySpec, Piece, Placement
+from asyncps.state import tables
 
 ITEMSIZES = {
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2,
@@ -88,6 +90,8 @@ def check_spec(spec: KeySpec) -> None:
         raise TensorError("impossible shape", key=key,
                           expected="sizes of at least 0, less than 2**63 bytes in all",
                           got=spec.shape)
+    if spec.rows is not None:
+        tables.check_spec(spec)
 
 
 def check_key(key: Key) -> None:
@@ -111,6 +115,9 @@ def _check_same(expected: KeySpec, got: KeySpec) -> None:
     if expected.shape != got.shape:
         raise ShapeMismatch("key exists with another shape", key=got.key,
                             expected=expected.shape, got=got.shape)
+    if expected.rows != got.rows:
+        raise Disagreement("key exists as another kind of key", key=got.key,
+                           expected=tables.words(expected), got=tables.words(got))
 
 
 def _check_specs(specs: list[KeySpec]) -> None:
@@ -154,7 +161,7 @@ class Routing:
         self._waits: dict[Waiter, _Wait] = {}
         self._waiting_for: dict[Key, set[Waiter]] = {}
         self._awaited = 0
-        self._closed = False
+        self._closed: ClusterError | None = None  # why no key becomes ready any more
         self._whole = False
 
     @property
@@ -178,6 +185,8 @@ class Routing:
             OptimizerError: A key has been cut already.
         """
         for key, placed in self._table.items():
+            if placed.spec.rows is not None:
+                raise tables.not_whole(key)
             if len(placed.pieces) > 1:
                 raise OptimizerError(
                     "the optimizer needs whole keys, and this one was cut into chunks: set the "
@@ -218,7 +227,7 @@ class Routing:
             for waiter in sorted(self._waiting_for.get(key, ())):
                 try:
                     _check_same(self._table[key].spec, self._waits[waiter].specs[key])
-                except TensorError as error:
+                except (TensorError, Disagreement) as error:
                     self._forget(waiter)
                     refused.append((waiter, error))
         return refused
@@ -228,7 +237,7 @@ class Routing:
 
         Raises:
             TensorError: A spec that cannot be right, or differs from a declared key's.
-            ClusterError: Nobody is left who could make the keys ready.
+            ClusterError: Nobody is left who could make the keys ready: WorkerLost, if so.
         """
         _check_specs(keys)
         for spec in keys:
@@ -238,9 +247,9 @@ class Routing:
         missing = {spec.key for spec in keys if spec.key not in self._ready}
         if not missing:
             return [self._table[spec.key] for spec in keys]
-        if self._closed:
-            raise ClusterError("rank 0 left before it initialised this key", rank=0,
-                               key=next(s.key for s in keys if s.key in missing))
+        if self._closed is not None:
+            raise type(self._closed)(f"{self._closed.message}, before it initialised this key",
+                                     rank=0, key=next(s.key for s in keys if s.key in missing))
         if self._awaited + len(missing) > MAX_AWAITED:
             raise ConfigError("too many keys are waited for", expected=f"at most {MAX_AWAITED}")
         self._waits[waiter] = _Wait({spec.key: spec for spec in keys}, missing)
@@ -302,9 +311,9 @@ class Routing:
         for waiter in [waiter for waiter in self._waits if waiter[0] == rank]:
             self._forget(waiter)
 
-    def close(self) -> list[Waiter]:
-        """Rank 0 left: no key becomes ready any more. Returns whom that leaves waiting."""
-        self._closed = True
+    def close(self, why: ClusterError) -> list[Waiter]:
+        """Rank 0 is gone: no key becomes ready any more. Returns whom that leaves waiting."""
+        self._closed = why
         waiters = sorted(self._waits)
         for waiter in waiters:
             self._forget(waiter)
@@ -339,6 +348,11 @@ class Routing:
         units = self._next_unit
         for spec in new:
             size = size_of(spec)
+            if spec.rows is not None:
+                if self._whole:
+                    raise tables.not_whole(spec.key)
+                units += len(self._loads)
+                continue
             if self._whole and size > MAX_WHOLE_BYTES:
                 raise ConfigError("this key is too large for an optimizer that needs whole keys",
                                   key=spec.key, expected=f"at most {MAX_WHOLE_BYTES} bytes",
@@ -351,6 +365,9 @@ class Routing:
                     expected=f"at most {MAX_UNITS}", got=units)
 
     def _place(self, spec: KeySpec) -> list[Piece]:
+        if spec.rows is not None:
+            first, self._next_unit = self._next_unit, self._next_unit + len(self._loads)
+            return tables.place(spec, self._loads, first)
         size = size_of(spec)
         if size == 0:
             return []

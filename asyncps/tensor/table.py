@@ -12,18 +12,19 @@ touches. One thread uses a table at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from asyncps.errors import DtypeMismatch, ShapeMismatch, TensorError
-from asyncps.initializer import Initializer
+from asyncps.initializer import Initializer, Zero
 from asyncps.tensor import firstrows, steps, updates
 from asyncps.tensor.dtypes import Array, Dtype
 from asyncps.tensor.rowblocks import BLOCK_BYTES, RowBlocks
 from asyncps.tensor.rowsparse import checked_shape
+from asyncps.tensor.tablestep import Step as Step
+from asyncps.tensor.words import MASTER
 from asyncps_ext import sparse
 from asyncps_ext.sparse_index import RangeIndex, RowIndex
 
@@ -35,26 +36,6 @@ RANGE_ROWS = 1 << 26
 
 # What a step works on at once: weights, gradient and two arrays of state stay in a core's cache.
 STEP_BYTES = 128 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The update of one round.
-
-    Attributes:
-        name: The optimizer, as `asyncps.tensor.updates` knows it.
-        hyper: Its hyper-parameters by canonical name.
-        t: How many updates this key has had, this one included: t counts rounds of the key and not
-            uses of a row, as MXNet's does.
-        lazy: Touch only rows that have a gradient, their state and weight decay included. False
-            updates every row of the table, those without a gradient by a gradient of zero; that
-            makes them all.
-    """
-
-    name: str
-    hyper: updates.Hyper
-    t: int
-    lazy: bool = True
 
 
 class _Run(NamedTuple):
@@ -95,11 +76,16 @@ class Table:
         self.key, self.dtype, self.initializer = key, dtype, initializer
         self.width = int(np.prod(self.shape[1:], dtype=object))
         self._block_bytes = block_bytes
-        rows = self.stop - self.first
-        self._index = RangeIndex(first, self.stop) if rows <= RANGE_ROWS else RowIndex()
-        self._values = RowBlocks(dtype.bits, self.width, rows, block_bytes=block_bytes)
+        self._index = self._new_index()
+        self._values = RowBlocks(
+            dtype.bits, self.width, self.stop - self.first, block_bytes=block_bytes
+        )
         self._state: dict[str, RowBlocks] = {}
         self._known = _Run(0, 0, 0)
+
+    def _new_index(self) -> RangeIndex | RowIndex:
+        is_dense = self.stop - self.first <= RANGE_ROWS
+        return RangeIndex(self.first, self.stop) if is_dense else RowIndex()
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -200,8 +186,8 @@ class Table:
         Args:
             ids: int64[k], strictly ascending: the rows with a gradient; may be none.
             sums: Their sums, k rows, `dtype.sum`, flat; only read.
-            step: The optimizer's step, or None: then these rows become their sums, and all others
-                stay what they are.
+            step: The optimizer's step, or None: the table becomes these rows, and all others are
+                zero from now on, as the value of a dense key becomes the sum of a round.
 
         Raises:
             TensorError: A bad id. Nothing has changed then.
@@ -210,11 +196,7 @@ class Table:
         self.check(ids)
         self._check_rows(ids, sums, self.dtype.sum)
         if step is None:
-            stored = sums
-            if self.dtype.narrow is not None:
-                stored = np.empty(sums.size, self.dtype.bits)
-                self.dtype.narrow(stored, sums)
-            self._store(ids, stored)
+            self._replace(ids, sums)
             return
         for name in self._needed(step):
             self._state_blocks(name)
@@ -226,6 +208,22 @@ class Table:
             self._step_run(run, sums, step)
         else:
             self._step_some(self._slots(ids, make=True), sums, step)
+
+    def forget_state(self) -> None:
+        """Drop what an optimizer has kept; the f32 weights are the rows' own and stay."""
+        self._state = {name: kept for name, kept in self._state.items() if name == MASTER}
+
+    def _replace(self, ids: Ids, sums: Array) -> None:
+        self._state.clear()
+        if self._run_of(ids) < 0 or ids.size != len(self):
+            # A new index is cheaper than zeros in rows that may never be asked for again.
+            self._index, self._known = self._new_index(), _Run(0, 0, 0)
+        self.initializer = Zero()
+        stored = sums
+        if self.dtype.narrow is not None:
+            stored = np.empty(sums.size, self.dtype.bits)
+            self.dtype.narrow(stored, sums)
+        self._store(ids, stored)
 
     # ----------------------------------------------------------------------------------- the steps
 
@@ -245,7 +243,7 @@ class Table:
             self._values.gather(part, w)
             for name, room in state.items():
                 self._state[name].gather(part, room)
-            updates.run(step.name, self.dtype, w, w, g, state, step.hyper, step.t)
+            self._run(step, w, g, state)
             self._values.scatter(part, w)
             for name, room in state.items():
                 self._state[name].scatter(part, room)
@@ -271,7 +269,11 @@ class Table:
     def _step_in_place(self, begin: int, end: int, g: Array, step: Step) -> None:
         w = self._values.view(begin, end)
         state = {name: self._state[name].view(begin, end) for name in self._needed(step)}
-        updates.run(step.name, self.dtype, w, w, g, state, step.hyper, step.t)
+        self._run(step, w, g, state)
+
+    def _run(self, step: Step, w: Array, g: Array, state: dict[str, Array]) -> None:
+        updates.run(step.name, self.dtype, w, w, g, state, step.hyper, step.t,
+                    ((self.key, 0, w.size),), step.master)
 
     def _spans(self, first: int, stop: int) -> list[tuple[int, int]]:
         """Runs of slots that lie in one block of the values and of every state."""
@@ -280,7 +282,8 @@ class Table:
         return list(cut.spans(first, stop, max(self._rows_at_once(), 1)))
 
     def _needed(self, step: Step) -> tuple[str, ...]:
-        return steps.STEPS[step.name].state_names(step.hyper)
+        names = steps.STEPS[step.name].state_names(step.hyper)
+        return (*names, MASTER) if step.master and self.dtype.widen is not None else names
 
     # ------------------------------------------------------------------------------------ the slots
 
@@ -311,8 +314,21 @@ class Table:
         run = self._run_of(ids)
         if run >= 0:
             self._values.write_run(run, stored)
-        else:
-            self._values.scatter(self._slots(ids, make=False), stored)
+            self._widen(run, run + ids.size)
+            return
+        slots = self._slots(ids, make=False)
+        self._values.scatter(slots, stored)
+        if MASTER in self._state and self.dtype.widen is not None:
+            wide = np.empty(stored.size, self.dtype.sum)
+            self.dtype.widen(wide, stored)
+            self._state[MASTER].scatter(slots, wide)
+
+    def _widen(self, first: int, stop: int) -> None:
+        """Let the f32 weights of neighbouring slots, if there are any, be what is stored."""
+        if MASTER in self._state and self.dtype.widen is not None:
+            for begin, end in self._spans(first, stop):
+                self.dtype.widen(self._state[MASTER].view(begin, end),
+                                 self._values.view(begin, end))
 
     def _slots(self, ids: Ids, *, make: bool) -> Ids:
         """The slots of checked ids; new rows get their first values if `make`."""
@@ -335,6 +351,7 @@ class Table:
         for begin, end in self._values.spans(first, first + ids.size, many):
             firstrows.write_rows(self.initializer, self.key, self.dtype, self.width,
                                  ids[begin - first : end - first], self._values.view(begin, end))
+        self._widen(first, first + ids.size)
 
     def _make_all(self) -> None:
         if len(self) < self.stop - self.first:
@@ -351,6 +368,8 @@ class Table:
                                block_bytes=self._block_bytes)
             self._state[name] = blocks
             blocks.grow(len(self))
+            if name == MASTER:
+                self._widen(0, len(self))
         return blocks
 
     def _check_rows(self, ids: Ids, rows: Array, wanted: np.dtype[np.generic]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 
 from asyncps.transport.connection import Connection
 
 # Above every priority, so that what was on its way goes again in the order in which it went.
 _AGAIN = 1 << 40
+
+# Answers of rows that may wait for one peer to read them: it has asked and does not listen.
+MAX_COPIED_BYTES = 256 << 20
 
 
 class Outgoing:
@@ -28,6 +32,26 @@ class Outgoing:
         self.parts = parts
         self.size = size
         self.sent = False
+
+
+class Copies:
+    """Frames that were made of memory of their own, which lives until they are on their way."""
+
+    def __init__(self) -> None:
+        self._frames: deque[Outgoing] = deque()
+        self._bytes = 0
+
+    def add(self, frame: Outgoing) -> None:
+        """One more was posted."""
+        self._frames.append(frame)
+        self._bytes += frame.size
+
+    @property
+    def too_many(self) -> bool:
+        """Whether those that still wait take too much."""
+        while self._frames and self._frames[0].sent:
+            self._bytes -= self._frames.popleft().size
+        return self._bytes > MAX_COPIED_BYTES
 
 
 class Outbox:

@@ -173,15 +173,19 @@ def test_the_seed_decides_the_initial_weights():
     assert not np.array_equal(one, other)
 
 
-def test_hooks_are_called_around_each_layer_in_the_order_of_the_walk():
+def test_parameters_are_the_layers_arrays_with_their_gradients_in_the_order_of_the_walk():
     network = singa_cnn(np, seed=0)
-    seen: list[str] = []
+    parameters = network.parameters()
 
-    logits = network.forward(np.ones((1, 28, 28, 1), "f4"), lambda name, _: seen.append(name))
-    network.backward(logits, lambda name, _: seen.append(name))
-
-    names = list(network.layers)
-    assert seen == names + names[::-1]
+    assert list(parameters)[:3] == ["conv1.weight", "conv1.bias", "conv2.weight"]
+    assert list(parameters)[-1] == "dense2.bias"
+    assert all(parameter.grad is None for parameter in parameters.values())
+    network.backward(network.forward(np.ones((1, 28, 28, 1), "f4")))
+    for name, parameter in parameters.items():
+        layer, which = name.split(".")
+        assert parameter.data is network.layers[layer].params[which]
+        assert parameter.grad is network.layers[layer].grads[which]
+        assert parameter.grad.shape == parameter.data.shape
 
 
 def test_correct_answers_are_counted_over_several_batches():

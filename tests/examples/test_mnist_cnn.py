@@ -1,4 +1,4 @@
-"""The job's loop against a store in threads: what it sends, waits for, prints and returns."""
+"""The job on stores of this process: what it learns, prints and returns."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import mnist_cnn
 import numpy as np
 import pytest
+from cnn import singa_cnn
 from datasets import Dataset
 
 import asyncps.errors
-from tests.examples.fake_store import FakeCluster, FakeStore
+from tests.support.cluster import on_cluster
 
 
 def stripes(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -32,50 +33,33 @@ def arguments(*words: str):
     return mnist_cnn._parse(["--batch-size", "16", "--epochs", "1", *words])
 
 
+def train(data, *words: str, workers: int = 1):
+    """The histories of all workers, by rank."""
+    return on_cluster(
+        lambda store: mnist_cnn.train(store, data, arguments(*words), np), workers=workers
+    )
+
+
 @pytest.fixture
 def command(monkeypatch, data):
-    """``main`` with a store in threads and the stripes in place of MNIST."""
+    """``main`` with the stripes in place of MNIST."""
 
     def run(*words: str) -> int:
         return mnist_cnn.main(["--batch-size", "16", "--epochs", "1", "--device", "cpu", *words])
 
     monkeypatch.setattr(mnist_cnn, "load", lambda *_: data)
-    monkeypatch.setattr(
-        mnist_cnn.asyncps, "create", lambda _: FakeStore(FakeCluster()), raising=False
-    )
     return run
 
 
 def test_a_few_epochs_lower_the_loss_and_learn_the_stripes(data):
-    history = mnist_cnn.train(FakeStore(FakeCluster()), data, arguments("--epochs", "5"), np)
+    (history,) = train(data, "--epochs", "5")
 
     assert history.loss[-1] < history.loss[0] / 2
     assert history.evaluation_accuracy[-1] > 0.8
     assert history.images == 5 * 80
 
 
-def test_a_layers_gradient_is_pushed_before_the_next_layers_backward(data):
-    store = FakeStore(FakeCluster())
-
-    mnist_cnn.train(store, data, arguments(), np)
-
-    first_wait = [entry[0] for entry in store.log].index("wait")
-    walk = [(verb, keys[0].split(".")[0], priority) for verb, keys, priority in store.log]
-    assert walk[:first_wait] == [  # everybody's first weights
-        ("pull", "conv1", 0), ("pull", "conv2", -1), ("pull", "dense1", -2), ("pull", "dense2", -3)
-    ]  # fmt: skip
-    one_batch = walk[first_wait : first_wait + 12]
-    assert one_batch == [
-        *[("wait", name, 0) for name in ("conv1", "conv2", "dense1", "dense2")],
-        ("push", "dense2", -3), ("pull", "dense2", -3),
-        ("push", "dense1", -2), ("pull", "dense1", -2),
-        ("push", "conv2", -1), ("pull", "conv2", -1),
-        ("push", "conv1", 0), ("pull", "conv1", 0),
-    ]  # fmt: skip
-    assert walk[-4:] == [("wait", name, 0) for name in ("conv1", "conv2", "dense1", "dense2")]
-
-
-def test_two_workers_together_do_what_one_does_with_both_batches(data):
+def test_two_workers_together_do_what_one_does_with_both_batches(data, monkeypatch):
     @dataclass
     class InOrder:
         """A part that is not shuffled: worker r has every batch's r-th half."""
@@ -91,25 +75,25 @@ def test_two_workers_together_do_what_one_does_with_both_batches(data):
             batches = np.arange(self.length).reshape(-1, self.num_parts, 16 // self.num_parts)
             return iter(batches[:, self.part_index].ravel().tolist())
 
+    monkeypatch.setattr(mnist_cnn, "SplitSampler", InOrder)
+    keys = list(singa_cnn(np, 0).parameters())
+
     def weights_of(workers):
-        cluster = FakeCluster(workers)
         args = arguments("--batch-size", str(16 // workers))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(mnist_cnn, "SplitSampler", InOrder)
-            histories = cluster.run(lambda store: mnist_cnn.train(store, data, args, np))
-        assert [history.images for history in histories] == [80] * workers
-        return cluster.weights
 
-    one, two = weights_of(1), weights_of(2)
+        def work(store):
+            history = mnist_cnn.train(store, data, args, np)
+            assert history.images == 80
+            return store.pull(keys)
 
-    for key in one:
-        np.testing.assert_allclose(one[key], two[key], rtol=1e-3, atol=1e-5)
+        return on_cluster(work, workers=workers)[0]
+
+    for one, two in zip(weights_of(1), weights_of(2), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)
 
 
 def test_only_rank_0_prints_and_evaluates(data, capsys):
-    first, second = FakeCluster(2).run(
-        lambda store: mnist_cnn.train(store, data, arguments("--batch-size", "8"), np)
-    )
+    first, second = train(data, "--batch-size", "8", workers=2)
 
     assert len(first.evaluation_accuracy) == 1
     assert second.evaluation_accuracy == []
@@ -118,7 +102,7 @@ def test_only_rank_0_prints_and_evaluates(data, capsys):
 
 def test_a_part_smaller_than_a_batch_is_an_error_that_says_so(data):
     with pytest.raises(asyncps.errors.ConfigError, match=r"40 images, .* batch of 64"):
-        mnist_cnn.train(FakeStore(FakeCluster(2)), data, arguments("--batch-size", "64"), np)
+        train(data, "--batch-size", "64", workers=2)
 
 
 def test_the_printout_has_singas_lines(command, capsys):

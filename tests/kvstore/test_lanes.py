@@ -50,7 +50,7 @@ class Watched:
             try:
                 got = exchange(lanes, *arguments)
             finally:
-                self.tries.setdefault(rank, []).append(got is not None)
+                self.tries.setdefault(rank, []).append(isinstance(got, memoryview))
             if got is None:
                 self.on_miss(rank)
             return got

@@ -309,3 +309,21 @@ def test_many_threads_may_use_one_store() -> None:
         assert not errors, errors
 
     on_cluster(work)
+
+
+@pytest.mark.parametrize("type", ["dist_sync", "dist_ssp"])
+def test_small_keys_pushed_ahead_in_opposite_orders_wait_in_no_circle(type: str) -> None:
+    keys = ["a", "b", "c"]
+
+    def train(store: Any) -> None:
+        store.init(keys, [np.zeros(3, "f4")] * 3)
+        store.set_optimizer("test")
+        mine = keys if store.rank else keys[::-1]
+        handles = [store.push(key, np.ones(3, "f4")) for key in mine for _ in range(5)]
+        for handle in handles:
+            handle.wait()
+        store.barrier()
+        for got in store.pull(keys):
+            assert (got == 10).all()
+
+    on_cluster(train, type=type, staleness=int(type == "dist_ssp"))

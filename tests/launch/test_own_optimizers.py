@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -39,12 +40,41 @@ print("then", store.pushpull("w", np.ones(4, "f4"))[0], flush=True)
 """
 
 
-def job(processes: ProcessGroup, folder: Path, **env: str) -> str:
-    (folder / "my_optimizers.py").write_text(MODULE)
+STUCK = """
+import asyncps
+
+class Stuck(asyncps.optim.Optimizer):
+    def update(self, weight, grad, state, hyper):
+        open("a pipe").read()
+        weight += grad
+"""
+WAIT = """
+import numpy as np
+import asyncps
+store = asyncps.create("dist_sync")
+store.init(["w", "other"], [np.ones(4, "f4"), np.ones(4, "f4")])
+store.set_optimizer("stuck")
+try:
+    store.pushpull("w", np.ones(4, "f4"))
+except asyncps.errors.DeadlineExceeded as error:
+    print("late:", error, flush=True)
+print("other", store.pull("other")[0], flush=True)
+store.barrier()
+if store.rank == 0:
+    open("a pipe", "w").close()
+print("then", store.pull("w")[0], flush=True)
+"""
+
+
+def job(
+    processes: ProcessGroup, folder: Path, module: str = MODULE, program: str = TRAIN,
+    **env: str,
+) -> str:
+    (folder / "my_optimizers.py").write_text(module)
     launch = processes.asyncps(
         "launch", "-n", "2", "-s", "1", "--import", "my_optimizers", "--",
-        sys.executable, "-c", TRAIN,
-        env=clean_environment({"PYTHONPATH": f"{folder}:{ROOT}", **env}), cwd=ROOT,
+        sys.executable, "-c", program,
+        env=clean_environment({"PYTHONPATH": f"{folder}:{ROOT}", **env}), cwd=folder,
     )  # fmt: skip
     assert launch.wait(60.0) == 0, launch.output
     return launch.output
@@ -65,4 +95,17 @@ def test_module_that_fails_on_the_server_is_told_to_the_workers(
     output = job(processes, tmp_path, BREAK="1")
     assert output.count("refused: unknown optimizer; module 'my_optimizers' could not be "
                         "imported: RuntimeError('no licence here')") == 2
+    assert output.count("then 3.0") == 2
+
+
+def test_update_that_is_stuck_keeps_no_server_from_saying_that_it_lives(
+    processes: ProcessGroup, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "a pipe")
+    # The update lasts until both have waited longer than a silent server is given.
+    output = job(processes, tmp_path, STUCK, WAIT, ASYNCPS_ROUND_S="5",
+                 ASYNCPS_HEARTBEAT_S="0.2", ASYNCPS_FROZEN_SERVER_S="3")
+    assert output.count("late: round 1 was not complete within 5 s; server 0") == 2
+    assert output.count("waits for its optimizer stuck") == 2
+    assert output.count("other 1.0") == 2
     assert output.count("then 3.0") == 2

@@ -63,9 +63,8 @@ class FreeMachine(StoreMachine):
         self.members, self.bound = members, bound
         self.active = set(range(members))
         self.dtype, self.optimizer = np.dtype(dtype), True
-        self.server = FakeServer(
-            members, optimizer="test", hyper={"rescale_grad": float(RATE)},
-            type="dist_async" if bound is None else "dist_ssp", staleness=bound or 0,
+        self.server = self._serve(
+            type="dist_async" if bound is None else "dist_ssp", staleness=bound or 0
         )
         self._fill(sizes)
         self.asked: dict[tuple[int, int], Asked] = {}
@@ -73,6 +72,10 @@ class FreeMachine(StoreMachine):
         self.waiting: dict[tuple[int, int], dict[int, bytes | None]] = {}
         self.due: dict[tuple[int, int], deque[bytes]] = defaultdict(deque)
         self.assigned: dict[tuple[int, int, int], int] = defaultdict(int)
+
+    def _serve(self, **words: Any) -> FakeServer:
+        hyper = {"rescale_grad": float(RATE)}
+        return FakeServer(self.members, optimizer="test", hyper=hyper, **words)
 
     def _model(self, value: Array) -> FreeRow:
         return FreeRow(value, self.active, self.bound)
@@ -171,15 +174,22 @@ class FreeMachine(StoreMachine):
             begin = 0
             for row in rows:
                 end = begin + self.sizes[unit][row] * self.dtype.itemsize
-                if number > self.assigned[rank, unit, row]:
-                    self.assigned[rank, unit, row] = number
-                    self._row(unit, row).value = np.frombuffer(frame[2][begin:end], self.dtype)
+                value = np.frombuffer(frame[2][begin:end], self.dtype)
+                self._assign(rank, number, unit, row, value)
                 begin = end
+        self._ask_for_answer(rank, number, asked)
+        self._notice()
+
+    def _assign(self, rank: int, number: int, unit: int, row: int, value: Array) -> None:
+        if number > self.assigned[rank, unit, row]:
+            self.assigned[rank, unit, row] = number
+            self._row(unit, row).value = value
+
+    def _ask_for_answer(self, rank: int, number: int, asked: Asked) -> None:
         if asked.kind in (Kind.PUSH, Kind.ASSIGN):
             self.due[rank, number].append(b"")
         else:
-            self.waiting[rank, number] = dict.fromkeys(rows)
-        self._notice()
+            self.waiting[rank, number] = dict.fromkeys(asked.rows)
 
     def _notice(self) -> None:
         """Say what each answer is made of that can be made now."""
@@ -188,7 +198,9 @@ class FreeMachine(StoreMachine):
             for row, part in parts.items():
                 model = self._row(asked.unit, row)
                 if part is None and model.applied[rank] >= asked.clock:
-                    parts[row] = b"" if asked.kind == Kind.WAIT else model.value.tobytes()
+                    parts[row] = (
+                        b"" if asked.kind in (Kind.WAIT, Kind.PUSH) else model.value.tobytes()
+                    )
             if all(part is not None for part in parts.values()):
                 del self.waiting[rank, number]
                 self.due[rank, number].append(b"".join(part or b"" for part in parts.values()))
@@ -274,9 +286,9 @@ class FreeMachine(StoreMachine):
                     self._receive(rank)
 
 
-def free_walk(seed: int) -> None:
+def free_walk(seed: int, make: type[FreeMachine] | None = None) -> None:
     """A walk in which more happens at once than Hypothesis likes to try."""
-    machine = FreeMachine()
+    machine = (make or FreeMachine)()
     dice: Any = Dice(seed, machine)
     rng = dice.random
     machine.start(
@@ -304,5 +316,6 @@ def free_walk(seed: int) -> None:
             machine.leave(dice)
         else:
             machine.hear_of_rows(dice)
+        machine.meanwhile(rng)
         machine.memory_is_bounded()
     machine.teardown()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from asyncps.config import Config
-from asyncps.errors import UnknownKey
+from asyncps.errors import AsyncPSError, UnknownKey
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Kind
 from asyncps.protocol.handshake import Handshake, Hello, PeerHello
@@ -60,6 +60,8 @@ class Pair:
         """Ask; the answer as bytes."""
         asked = list(parts) or [b"a request"]
         got = self.lanes.exchange(0, number, asked, sum(map(len, asked)), expected)
+        if isinstance(got, AsyncPSError):
+            raise got
         return None if got is None else bytes(got)
 
     @property

@@ -94,9 +94,9 @@ class Dice:
         return set(self.random.sample(range(rows), self.random.randint(1, rows)))
 
 
-def random_walk(seed: int) -> None:
+def random_walk(seed: int, make: type[StoreMachine] | None = None) -> None:
     """A walk in which more happens at once than Hypothesis likes to try."""
-    machine = StoreMachine()
+    machine = (make or StoreMachine)()
     dice: Any = Dice(seed, machine)
     rng = dice.random
     machine.start(
@@ -122,6 +122,7 @@ def random_walk(seed: int) -> None:
                 machine.add_row(rng.randint(1, 3))
         else:
             machine.hear_of_rows(dice)
+        machine.meanwhile(rng)
         machine.memory_is_bounded()
     machine.teardown()
 
@@ -161,6 +162,9 @@ class StoreMachine(RuleBasedStateMachine):
             for _ in range(self.members)
         ]
         self.given = 0
+
+    def meanwhile(self, rng: random.Random) -> None:
+        """What else a walk may do after each step."""
 
     def _model(self, value: np.ndarray[Any, Any]) -> RowModel:
         return RowModel(value, self.members, self.optimizer)

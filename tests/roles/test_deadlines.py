@@ -266,8 +266,9 @@ class Watch:
         op = Operation("pull", lent=lent)
         number = len(self.link.unanswered) + 1
         header = wire.pack_header(kind, 0, 1, 2, number, 9, 0, clock, 0, 8, 0, 0)
+        unit = SimpleNamespace(row_keys=["w"], late=frozenset())
         request = Request(number, 0, [header, memoryview(bytearray(b"a value!"))], 80,
-                          lambda *_: None, None, SimpleNamespace(row_keys=["w"]), op)
+                          lambda *_: None, None, unit, op)
         request.since = since
         self.link.unanswered[number] = request
         return op

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncps.errors import ClosedError, UnknownKey
-from asyncps.protocol.frames import HEADER_SIZE, Flag, Header, Kind
+from asyncps.errors import AsyncPSError, ClosedError, ConfigError, UnknownKey
+from asyncps.protocol.frames import HEADER_SIZE, PUSH, Flag, Header, Kind
 from asyncps.protocol.messages import KeySpec, Piece
+from asyncps.roles.held import Held
 from asyncps.roles.lane import LANE_BYTES
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit
 from asyncps.roles.shortcut import Attempt, Shortcut
+from asyncps.state.requests import Step
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps_ext import wire
 
@@ -57,9 +59,9 @@ class FakeLanes:
         assert expected == header.payload_bytes
         if self.now_sending is not None:
             self.now_sending()
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        return None if self.answer is None else memoryview(self.answer)
+        if self.answer is None or isinstance(self.answer, AsyncPSError):
+            return self.answer
+        return memoryview(self.answer)
 
 
 class Store:
@@ -70,6 +72,8 @@ class Store:
         self.node = SimpleNamespace(failure=None)
         self.client = SimpleNamespace(closed=False, incarnation=5, number=2, hyper_version=4)
         self.lanes = FakeLanes()
+        self.started: list[int] = []  # tries that the loop was given
+        self.last: Attempt | None = None
         self.shortcut = Shortcut(self.node, self.client, self.lanes)  # type: ignore[arg-type]
         self.slab = RemoteUnit(self.link, 3, 17, True)  # type: ignore[arg-type]
         self.slab.grow(3)
@@ -87,9 +91,13 @@ class Store:
 
     def try_lane(self, *keys: Any, value: bytes = b"abcdefgh") -> Attempt:
         """One try under the lock."""
-        attempt = Attempt()
+        attempt = Attempt(Operation("pushpull", lent=True), lambda: self.started.append(1))
         with self.shortcut.held():
-            self.shortcut.pushpull(self.plan(*keys), memoryview(value), attempt)
+            try:
+                self.shortcut.pushpull(self.plan(*keys), memoryview(value), attempt)
+            finally:
+                self.last = attempt
+                self.shortcut.settle(lambda start: start())
         return attempt
 
 
@@ -150,7 +158,8 @@ def test_lane_is_left_alone_and_no_clock_moves(store: Store, reason: str) -> Non
         case "unanswered":
             store.link.unanswered[1] = object()
         case "held":
-            store.chunk.held.append(object())  # type: ignore[arg-type]
+            push = Operation("push", lent=False)
+            store.chunk.held.append(Held(push, PUSH, Step(1, None, 0), 8, None, None, None, 0))
         case "no lane":
             store.lanes.open = False
         case "large":
@@ -175,26 +184,53 @@ def test_answer_that_stays_away_leaves_the_round_to_the_loop(store: Store) -> No
     store.lanes.answer = None
     attempt = store.try_lane("c")
     assert attempt.value is None
-    assert attempt.step == (1, None, 0)
-    assert store.chunk.track.floor(attempt.step) == 1  # nothing waits on the lane any more
+    assert attempt.unanswered == (1, None, 0)
+    assert store.started == [1]
+    assert store.chunk.track.floor(attempt.unanswered) == 1  # nothing waits on the lane any more
     assert store.chunk.track.pull()[0].clock == 1
 
 
 def test_error_of_the_server_ends_the_round(store: Store) -> None:
     store.lanes.answer = UnknownKey("no")
-    attempt = Attempt()
-    with pytest.raises(UnknownKey):
-        store.shortcut.pushpull(store.plan("c"), memoryview(b"abcdefgh"), attempt)
-    assert attempt.step is None
+    attempt = store.try_lane("c")
+    assert attempt.error is store.lanes.answer
+    assert attempt.unanswered is None
+    assert not store.started
     assert store.chunk.track.floor(store.chunk.track.push()[0]) == 2
 
 
-def test_ctrl_c_leaves_the_round_to_the_loop(store: Store) -> None:
-    store.lanes.answer = KeyboardInterrupt()
-    attempt = Attempt()
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), TimeoutError(), ConfigError("a verb")])
+def test_what_a_signal_handler_raises_leaves_the_round_to_the_loop(
+    store: Store, raised: BaseException
+) -> None:
+    store.lanes.now_sending = raise_it(raised)
+    with pytest.raises(type(raised)):
+        store.try_lane("c")
+    assert store.last is not None
+    assert store.last.unanswered == (1, None, 0)
+    assert store.started == [1]
+    assert not store.chunk.track.waits
+    assert store.chunk.track.pull()[0].clock == 1
+
+
+def test_second_signal_leaves_the_round_to_the_next_verb(store: Store) -> None:
+    store.lanes.now_sending = raise_it(KeyboardInterrupt())
+    attempt = Attempt(Operation("pushpull", lent=True), lambda: store.started.append(1))
     with pytest.raises(KeyboardInterrupt):
         store.shortcut.pushpull(store.plan("c"), memoryview(b"abcdefgh"), attempt)
-    assert attempt.step == (1, None, 0)
+    with pytest.raises(KeyboardInterrupt):
+        store.shortcut.settle(lambda _: raise_it(KeyboardInterrupt())())
+    assert not store.started
+    for _ in range(2):
+        store.shortcut.settle(lambda start: start())
+    assert store.started == [1]
+
+
+def raise_it(error: BaseException) -> Any:
+    """Something to call that raises."""
+    def call() -> None:
+        raise error
+    return call
 
 
 def test_answers_open_the_clock_window(store: Store) -> None:

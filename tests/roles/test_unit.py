@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from asyncps.errors import OptimizerError, RemoteProtocolError
-from asyncps.roles.unit import Accumulator, Rules, Unit, Waiter
+from asyncps.roles.accumulator import Accumulator
+from asyncps.roles.unit import Rules, Unit, Waiter
 from asyncps.tensor import dtypes
 from tests.support.ports import CheckedPool
 

@@ -257,6 +257,19 @@ def test_optimizer_is_installed_when_all_have_said_the_same() -> None:
     ]
 
 
+def test_optimizer_that_the_scheduler_does_not_know_may_ask_for_whole_keys() -> None:
+    for whole in (False, True):
+        stores = with_store()
+        for rank in range(3):
+            actions = stores.handle(rank, 2, SetOptimizer(1, "of their own", {}, whole))
+        obey(stores, actions)
+        (answer,) = stores.handle(0, 3, Declare(1, [spec("large", 4_000_000)]))
+        assert isinstance(answer, Answer)
+        assert isinstance(answer.message, Placed)
+        (placed,) = answer.message.placements
+        assert (len(placed.pieces) == 1) == whole
+
+
 def test_different_words_are_a_disagreement_for_all() -> None:
     stores = with_store()
     stores.handle(0, 2, SetOptimizer(1, "sgd", {"lr": 0.1}))

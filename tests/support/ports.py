@@ -73,14 +73,16 @@ class FakeServer:
 
     def __init__(self, workers: int, order: str = "arrival", reduce: str = "sum",
                  optimizer: str | None = None, hyper: dict[str, Any] | None = None,
-                 type: str = "dist_sync", staleness: int = 0) -> None:
+                 type: str = "dist_sync", staleness: int = 0, workshop: Any = None) -> None:
         self.pool = CheckedPool()
         self.host = "here"
         self.polling = Polling(0.0)
         self.node = SimpleNamespace(incarnation=9)
+        self.workshop = workshop
         self.config_words = StoreConfig(type, order, reduce, staleness)
         install = Install(STORE, self.config_words, optimizer, hyper or {})
-        self.keeper = Keeper(install, (1 << workers) - 1, self.pool, self.answer)  # type: ignore[arg-type]
+        self.keeper = Keeper(install, (1 << workers) - 1, self.pool, self.answer,  # type: ignore[arg-type]
+                             workshop)
         self.keepers = {STORE: self.keeper}
         self.ports: dict[int, WorkerPort] = {}
         for rank in range(workers):

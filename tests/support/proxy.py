@@ -43,6 +43,7 @@ class _Cut:
     direction: Direction
     at_bytes: int
     reset: bool
+    alone: bool = False
 
 
 class TcpProxy:
@@ -50,15 +51,18 @@ class TcpProxy:
 
     Args:
         target: host and port of the real server; connected anew for each client.
-        listen_host: address to listen on, `127.0.0.1` or `::1`; the port is the system's choice.
+        listen_host: address to listen on, such as `127.0.0.1` or `::1`.
+        listen_port: its port, 0 for the system's choice.
 
     Everything but the waits is synchronous and must be called on the proxy's own loop.
     """
 
-    def __init__(self, target: tuple[str, int], *, listen_host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, target: tuple[str, int], *, listen_host: str = "127.0.0.1", listen_port: int = 0
+    ) -> None:
         self.target = target
         self.listen_host = listen_host
-        self.port = 0
+        self.port = listen_port
         self.connections = 0  # accepted so far
         self._bytes: dict[Direction, int] = {"up": 0, "down": 0}
         self._links: set[_Link] = set()
@@ -72,7 +76,7 @@ class TcpProxy:
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
-            self._start_link, self.listen_host, 0, limit=_READ_BYTES
+            self._start_link, self.listen_host, self.port, limit=_READ_BYTES
         )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -128,11 +132,21 @@ class TcpProxy:
         self._links.clear()
         self._announce()
 
-    def cut_after(self, nbytes: int, direction: Direction = "up", *, reset: bool = False) -> None:
-        """Passes exactly `nbytes` more in `direction`, over all connections, then cuts once."""
+    def cut_after(
+        self, nbytes: int, direction: Direction = "up", *, reset: bool = False,
+        alone: bool = False,
+    ) -> None:
+        """Passes exactly `nbytes` more in `direction`, over all connections, then cuts once.
+
+        Args:
+            nbytes: at least 1.
+            direction: whose bytes count.
+            reset: as in `cut`.
+            alone: cut only the connection over which the last of these bytes went.
+        """
         if nbytes <= 0:
             raise ValueError(f"cut_after needs at least one byte, got {nbytes}; cut() cuts now")
-        self._cut_at = _Cut(direction, self._bytes[direction] + nbytes, reset)
+        self._cut_at = _Cut(direction, self._bytes[direction] + nbytes, reset, alone)
 
     def refuse(self) -> None:
         """Closes each new connection at once, until `accept`."""
@@ -153,6 +167,9 @@ class TcpProxy:
     async def wait_open(self, count: int) -> None:
         """Waits until exactly `count` connections are open, for instance 0 after a cut."""
         await self._wait_until(lambda: len(self._links) == count)
+
+    async def before(self, direction: Direction, nbytes: int) -> None:
+        """Called before bytes are passed; for proxies that decide by themselves when to fail."""
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -210,6 +227,7 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 await self._flowing.wait()
+                await self.before(direction, len(data))
                 if link.is_cut:
                     return
                 cut = self._cut_reached(direction, len(data))
@@ -219,7 +237,9 @@ class TcpProxy:
                 self._bytes[direction] += len(data)
                 writer.write(data)
                 await writer.drain()
-                if cut is not None:
+                if cut is not None and cut.alone:
+                    link.abort(reset=cut.reset)
+                elif cut is not None:
                     self.cut(reset=cut.reset)
                 self._announce()
             if not link.is_cut:
@@ -233,11 +253,21 @@ class TcpProxy:
 
 
 class ThreadProxy:
-    """A `TcpProxy` on a loop and thread of its own, for tests whose own thread blocks."""
+    """A `TcpProxy` on a loop and thread of its own, for tests whose own thread blocks.
 
-    def __init__(self, target: tuple[str, int], *, listen_host: str = "127.0.0.1") -> None:
+    Args:
+        target: host and port of the real server.
+        listen_host: address to listen on.
+        kind: makes the proxy.
+    """
+
+    def __init__(
+        self, target: tuple[str, int], *, listen_host: str = "127.0.0.1",
+        kind: Callable[..., TcpProxy] = TcpProxy,
+    ) -> None:
         self._target = target
         self._listen_host = listen_host
+        self._kind = kind
         self._ready: Future[tuple[asyncio.AbstractEventLoop, TcpProxy]] = Future()
         self._thread = threading.Thread(target=self._run, name="proxy")
 
@@ -342,6 +372,6 @@ class ThreadProxy:
 
     async def _main(self) -> None:
         self._closing = asyncio.Event()
-        async with TcpProxy(self._target, listen_host=self._listen_host) as proxy:
+        async with self._kind(self._target, listen_host=self._listen_host) as proxy:
             self._ready.set_result((asyncio.get_running_loop(), proxy))
             await self._closing.wait()

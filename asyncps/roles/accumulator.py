@@ -1,0 +1,60 @@
+"""The contributions of one open round, as they come or kept by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from asyncps.errors import AsyncPSError
+from asyncps.tensor.dtypes import Dtype
+from asyncps.tensor.pool import Bytes, Pool
+
+
+class Accumulator:
+    """The contributions of one open round.
+
+    Attributes:
+        began: When the first came.
+        count: How many have come.
+        hyper: The newest version of the hyper-parameters that a contributor had.
+        sum: What they come to so far; None before the first, and while they are kept by rank.
+        parts: Contributions that are kept, by rank.
+        error: Why the round cannot be applied.
+        outcome: Puts in place, at a clock, what was computed elsewhere; None if nothing was.
+    """
+
+    __slots__ = ("began", "count", "error", "hyper", "outcome", "parts", "sum")
+
+    def __init__(self, began: float) -> None:
+        self.error: AsyncPSError | None = None
+        self.outcome: Callable[[int], None] | None = None
+        self.began = began
+        self.sum: Bytes | None = None
+        self.parts: dict[int, Bytes] = {}
+        self.count = 0
+        self.hyper = 0
+
+    def add(self, dtype: Dtype, buffer: Bytes, pool: Pool) -> None:
+        """Add one contribution; the buffer is the accumulator's from now on."""
+        if self.sum is None:
+            if dtype.widen is None:
+                self.sum = buffer
+                return
+            self.sum = pool.take(buffer.nbytes // dtype.itemsize * dtype.sum.itemsize)
+            dtype.widen(self.sum.view(dtype.sum), buffer.view(dtype.bits))
+        else:
+            dtype.add(self.sum.view(dtype.sum), buffer.view(dtype.bits))
+        pool.give(buffer)
+
+    def total(self, dtype: Dtype, pool: Pool, reduce: str = "sum") -> Bytes:
+        """Return the sum or mean; contributions that were kept are added in rank order."""
+        if self.parts:
+            for rank in sorted(self.parts):
+                self.add(dtype, self.parts[rank], pool)
+            self.parts.clear()
+        assert self.sum is not None
+        if reduce == "mean":
+            values = self.sum.view(dtype.sum)
+            np.divide(values, self.count, out=values)
+        return self.sum

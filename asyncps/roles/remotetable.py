@@ -1,0 +1,94 @@
+"""A server's part of a row-sparse key as a worker sees it, and one request about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from asyncps.errors import AsyncPSError
+from asyncps.protocol.frames import HEADER_SIZE
+from asyncps.protocol.messages import AnyMessage, KeySpec, Piece
+from asyncps.roles.framing import Sender
+from asyncps.roles.held import Held
+from asyncps.roles.operation import Operation
+from asyncps.roles.plan import RemoteUnit
+from asyncps.state.requests import Step
+from asyncps.transport.link import Link
+from asyncps.transport.request import Request
+from asyncps_ext import wire
+
+pack_header: Callable[..., bytes] = wire.pack_header
+
+
+class RemoteTable(RemoteUnit):
+    """The rows of one key at one server.
+
+    Attributes:
+        first, stop: They are first..stop-1.
+        table_rows: Rows of the whole table.
+    """
+
+    __slots__ = ("first", "stop", "table_rows")
+
+    def __init__(self, link: Link, piece: Piece, spec: KeySpec, window: int | None) -> None:
+        super().__init__(link, piece.server, piece.unit, False, window)
+        self.sizes, self.row_keys = [0], [spec.key]  # a WAIT asks for no bytes
+        self.first, self.stop = piece.start, piece.start + piece.size
+        self.table_rows = spec.shape[0]
+
+
+@dataclass(slots=True, eq=False)
+class HeldRows(Held):
+    """A push of rows beyond the clock window.
+
+    Attributes:
+        named: Which rows, as they travel.
+    """
+
+    named: bytes = b""
+
+
+def post_rows(
+    sender: Sender, op: Operation, kind: int, unit: RemoteUnit, step: Step, named: bytes,
+    values: memoryview | None, priority: int,
+) -> None:
+    """Send rows to a server: a PUSH or an ASSIGN, answered with ACK.
+
+    Args:
+        sender: The store.
+        op: Ends a part of itself with the answer.
+        kind: PUSH or ASSIGN.
+        unit: The table there.
+        step: The clock.
+        named: Which rows, as they travel.
+        values: The rows; None when there are none. Sent from where they lie.
+        priority: Of the request.
+    """
+    link = unit.link
+    number = link.number()
+    priority = unit.priority(priority)
+    payload = len(named) + (0 if values is None else len(values))
+    header = pack_header(
+        kind, 0, sender.incarnation, sender.number, number, unit.number, priority, step.clock, 0,
+        payload, unit.track.floor(step), sender.hyper_version,
+    )
+    parts: list[bytes | memoryview] = [header, named]
+    if values is not None:
+        parts.append(values)
+
+    def answered(
+        request: Request, _header: Any, _message: AnyMessage | None, error: AsyncPSError | None
+    ) -> None:
+        if unit.tail is request:
+            unit.tail = None
+        if not request.expired:
+            op.part_done(error)
+
+    request = Request(
+        number, priority, parts, HEADER_SIZE + payload, answered, None, unit, op
+    )
+    request.since = op.since
+    op.requests.append((link, request))
+    unit.tail = request
+    link.request(request)

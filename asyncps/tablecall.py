@@ -10,6 +10,7 @@ from asyncps.call import Call
 from asyncps.errors import TensorError
 from asyncps.roles import tablework
 from asyncps.roles.client import Client
+from asyncps.roles.joining import takes
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan
 from asyncps.roles.tableunit import check_optimizer
@@ -60,7 +61,7 @@ class TableCall(Call):
 
     def _send(self) -> None:
         client, op = self._client, self.op
-        if not client.closed:
+        if takes(client, op.verb):  # else `Client.send` says why not
             op.since = asyncio.get_running_loop().time()
             self._send_rows()
         super()._send()

@@ -58,6 +58,13 @@ def joined_error(verb: str) -> ClusterError:
     return ClusterError(f"{verb} of a worker that has joined: it counts again when all have")
 
 
+def takes(client: Client, verb: str) -> bool:
+    """Tell whether `Client.send` would take a verb now, for whoever has rows to send before it."""
+    if client.closed or (client.still and (verb != "pull" or client.still.startswith("load"))):
+        return False
+    return verb == "pull" or client.joining is None
+
+
 async def learn(client: Client, placements: Sequence[Placement], ask: Ask) -> None:
     """Learn where keys live.
 

@@ -188,7 +188,7 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
             CheckpointError: It could not be written; an older one stands as it did.
         """
         self._check_open()
-        self._write(directory, {key: value.array for key, value in self._values.items()})
+        self._write(directory, {key: value.array for key, value in self._values.items()}, True)
 
     def load(self, directory: Path) -> None:
         """Take values, optimizer and clocks from what `save` of any store has written.
@@ -206,13 +206,14 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         found = checkpoint.read(directory)
         lacking = [key for key in self._values if key not in found.weights]
         if lacking:
-            raise CheckpointError("a checkpoint that lacks a key of this store", key=lacking[0],
-                                  got=directory)
+            raise CheckpointError("a checkpoint that lacks a key of this store", key=lacking[0])
         made = {key: Value(key, array) for key, array in found.weights.items()}
         for key, value in self._values.items():
             check_same(key, value.array, made[key].array)
+        tables = self._tables.compare(found, self._values, weights=True)
         known = self._values
         self._take(found, made)
+        self._tables.take(found, tables, weights=True)
         for key, value in known.items():  # in place: an adopted array is the caller's
             np.copyto(value.array, made[key].array)
             made[key].array = value.array
@@ -232,7 +233,7 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         self._check_open()
         if self._optimizer is None:
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
-        self._write(path, {})
+        self._write(path, {}, False)
 
     def load_optimizer_states(self, path: Path) -> None:
         """Take optimizer, its hyper-parameters and states from a checkpoint; values stay.
@@ -246,7 +247,9 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         if found.meta.get("optimizer") is None:
             raise OptimizerError("a checkpoint without an optimizer", got=path)
         made = {key: Value(key, value.array) for key, value in self._values.items()}
+        tables = self._tables.compare(found, self._values, weights=False)
         self._take(found, made)
+        self._tables.take(found, tables, weights=False)
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
@@ -306,14 +309,13 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
             check_same(key, known.array, array)
             known.array = array
 
-    def _write(self, path: Path, weights: dict[Key, Array]) -> None:
-        self._tables.refuse_checkpoint()
+    def _write(self, path: Path, arrays: dict[Key, Array], weights: bool) -> None:
         states = {key: value.state for key, value in self._values.items()}
         meta = describe(self.type, self._optimizer, self._hyper, self._values)
-        checkpoint.write(path, weights, states, meta)
+        meta["clocks"] += self._tables.clocks()
+        checkpoint.write(path, arrays, states, meta, self._tables.saved(weights=weights))
 
     def _take(self, found: checkpoint.Checkpoint, made: dict[Key, Value]) -> None:
-        self._tables.refuse_checkpoint()
         kind, hyper = restore(found, made)
         if kind is not None:
             self._optimizer, self._hyper, self._updater = kind, hyper, None

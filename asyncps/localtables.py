@@ -9,10 +9,10 @@ import numpy as np
 
 from asyncps import optim
 from asyncps.errors import (
+    CheckpointError,
     ConfigError,
     Disagreement,
     DtypeMismatch,
-    NotYetError,
     TensorError,
     UnknownKey,
 )
@@ -26,7 +26,10 @@ from asyncps.tablevalues import (
     unique_ids,
 )
 from asyncps.tensor import dtypes, updates
+from asyncps.tensor.checkpoint import Checkpoint
 from asyncps.tensor.rowsparse import RowSparse
+from asyncps.tensor.safefile import entry_of
+from asyncps.tensor.savedtable import TableRows, TableWords, give_rows, rows_of
 from asyncps.tensor.table import Step, Table
 from asyncps.values import Key, as_keys, as_values
 
@@ -81,6 +84,25 @@ class LocalTable:
             multi_precision,
         ))
         self.updates += 1
+
+    def saved(self, *, weights: bool) -> TableRows:
+        """Return all rows for a checkpoint, or only what the optimizer keeps for them."""
+        assert self.spec.rows is not None
+        found, now = rows_of([self.table]), self.table.initializer
+        words = TableWords(self.shape, self.spec.dtype, self.spec.rows,
+                           None if now == self.spec.rows else now)
+        return TableRows(words, found.rows, found.values if weights else found.values[:0],
+                         found.state, not weights)
+
+    def take(self, saved: TableRows, updates: int, *, weights: bool) -> None:
+        """Let rows be those of a checkpoint that fits, and no others; or their state."""
+        if weights:
+            self.table.reset(saved.words.others)
+        else:
+            self.table.forget_state()
+            saved = TableRows(saved.words, saved.rows, saved.values[:0], saved.state, True)
+        give_rows(self.table, saved)
+        self.updates = updates
 
     def assign(self, rows: RowSparse) -> None:
         """Overwrite rows."""
@@ -196,15 +218,75 @@ class LocalTables:
         check_optimizer(optimizer.name)
         updates.check_usable(optimizer.name, self.find(key).table.dtype, hyper)
 
-    def refuse_checkpoint(self) -> None:
-        """Say that checkpoints do not hold row-sparse keys.
+    def saved(self, *, weights: bool) -> dict[Key, TableRows]:
+        """Return all tables for a checkpoint, or only what the optimizer keeps for them."""
+        return {key: each.saved(weights=weights) for key, each in self.by_key.items()}
+
+    def clocks(self) -> list[list[Any]]:
+        """Return how many updates each key has had, as a checkpoint tells it."""
+        return [[key, each.updates] for key, each in self.by_key.items()]
+
+    def compare(
+        self, found: Checkpoint, dense: Container[Key], *, weights: bool
+    ) -> dict[Key, LocalTable]:
+        """Compare a checkpoint with these tables; nothing changes.
+
+        Args:
+            found: The checkpoint.
+            dense: Keys of the store that are not row-sparse.
+            weights: False for what the optimizer keeps alone.
+
+        Returns:
+            A table for each that the checkpoint has, new ones among them.
 
         Raises:
-            NotYetError: There is one.
+            CheckpointError: It lacks a key, or has one of another kind or with other first values.
+            ShapeMismatch, DtypeMismatch: A key is different there.
         """
-        if self.by_key:
-            raise NotYetError("checkpoints of local stores with row-sparse keys are not there yet",
-                              key=next(iter(self.by_key)))
+        clocks = _clocks_of(found)
+        for key in found.weights if weights else ():
+            if key in self.by_key:
+                raise CheckpointError("a dense value of a row-sparse key", key=key)
+        lacking = [key for key in self.by_key if key not in found.tables or key not in clocks]
+        if lacking:
+            raise CheckpointError("a checkpoint that lacks a key of this store", key=lacking[0])
+        made = {}
+        for key, saved in found.tables.items():
+            words, known = saved.words, self.by_key.get(key)
+            if known is None and (key in dense or not weights):
+                raise CheckpointError("rows of a key that is not row-sparse here", key=key)
+            if weights and saved.bare:
+                raise CheckpointError("a checkpoint that lacks the values of this key", key=key)
+            if key not in clocks:
+                raise CheckpointError("a checkpoint that no store has written: no clock of a key",
+                                      key=key)
+            if known is None:
+                known = LocalTable(key, words.initializer, words.shape,
+                                   dtypes.numpy_dtype(words.dtype))
+            assert known.spec.rows is not None
+            words.check_like(key, known.shape, known.spec.dtype, known.spec.rows)
+            words.check_ids(key, saved.rows)
+            words.check_state(
+                key, {part: entry_of(array) for part, array in saved.arrays().items()},
+                optimizer=found.meta.get("optimizer") is not None)
+            made[key] = known
+        return made
+
+    def take(
+        self, found: Checkpoint, made: Mapping[Key, LocalTable], *, weights: bool
+    ) -> None:
+        """Take what was compared."""
+        clocks = _clocks_of(found)
+        for key, table in made.items():
+            table.take(found.tables[key], clocks[key], weights=weights)
+        self.by_key = dict(made)
+
+
+def _clocks_of(found: Checkpoint) -> dict[Key, int]:
+    try:
+        return {key: int(count) for key, count in found.meta["clocks"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"a checkpoint that no store has written: {error!r}") from None
 
 
 class LocalRowVerbs:

@@ -30,8 +30,11 @@ from asyncps.protocol.observing import Wait as Wait
 from asyncps.protocol.saving import AskUnits as AskUnits
 from asyncps.protocol.saving import ListKeys as ListKeys
 from asyncps.protocol.saving import PartState as PartState
+from asyncps.protocol.saving import ResetTable as ResetTable
 from asyncps.protocol.saving import SetClocks as SetClocks
 from asyncps.protocol.saving import StateRange as StateRange
+from asyncps.protocol.saving import TableRange as TableRange
+from asyncps.protocol.saving import TableRows as TableRows
 from asyncps.protocol.saving import Together as Together
 from asyncps.protocol.saving import Units as Units
 from asyncps.protocol.saving import UnitState as UnitState
@@ -323,6 +326,7 @@ AnyMessage = (
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
     | AskReport | Report | AskStatus | JobStatus | TableSpec
     | Together | Word | ListKeys | AskUnits | Units | StateRange | SetClocks
+    | TableRange | TableRows | ResetTable
     | Gone | JoinStore | AllJoined | Attendance | Clocks
 )
 

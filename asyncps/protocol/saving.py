@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from asyncps.initializer import Initializer
 from asyncps.protocol.base import ErrorInfo, Message
 
 
@@ -60,10 +61,15 @@ class PartState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UnitState(msgspec.Struct, frozen=True, array_like=True):
-    """One unit: the rows of a slab that stand alike are one part."""
+    """One unit: the rows of a slab that stand alike are one part.
+
+    Of a row-sparse key: how many rows there are, and what the others would be now.
+    """
 
     unit: int
     parts: list[PartState]
+    used: int = 0
+    rows: Initializer | None = None
 
 
 class Units(Message, tag=89):
@@ -94,3 +100,34 @@ class SetClocks(Message, tag=96):
     unit: int
     rows: list[int]
     updates: list[int]
+
+
+class TableRange(Message, tag=97):
+    """Of the `count` rows of a table that were made first, those at [begin, begin + number) in the
+    order of their ids: the ids (`part` "rows", i64), "values", or a "state.NAME". Answered with
+    DATA.
+    """
+
+    store: int
+    unit: int
+    part: str
+    count: int
+    begin: int
+    number: int
+
+
+class TableRows(Message, tag=98):
+    """The table of a RESTORE of rows: its payload names them, as a contribution does, and then has
+    their "values", or a "state.NAME"."""
+
+    store: int
+    unit: int
+    part: str
+
+
+class ResetTable(Message, tag=99):
+    """Forget all rows of a table; from now on they begin like this. Answered with Done."""
+
+    store: int
+    unit: int
+    rows: Initializer

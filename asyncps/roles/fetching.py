@@ -107,21 +107,25 @@ async def answered(link: Link, asking: asyncio.Future[T], answer_s: float) -> T:
 
 
 def fetch(
-    link: Link, message: messages.StateRange, incarnation: int, place: memoryview
+    link: Link, message: messages.StateRange | messages.TableRange, incarnation: int,
+    place: memoryview,
 ) -> asyncio.Future[None]:
-    """Ask for bytes of a unit; they are written into `place`, whatever becomes of the future."""
+    """Ask for bytes, or rows, of a unit; they are written into `place`, whatever becomes of the
+    future."""
     return _ask(link, Kind.CONTROL, 0, message, incarnation, None, place)
 
 
 def restore(
-    link: Link, message: messages.StateRange, incarnation: int, payload: memoryview
+    link: Link, message: messages.StateRange | messages.TableRows, incarnation: int,
+    payload: memoryview,
 ) -> asyncio.Future[None]:
-    """Let bytes of a unit be these; lent until the answer."""
+    """Let bytes, or rows, of a unit be these; lent until the answer."""
     return _ask(link, Kind.RESTORE, message.store, message, incarnation, payload, None)
 
 
 def _ask(
-    link: Link, kind: int, store: int, message: messages.StateRange, incarnation: int,
+    link: Link, kind: int, store: int,
+    message: messages.StateRange | messages.TableRange | messages.TableRows, incarnation: int,
     payload: memoryview | None, place: memoryview | None,
 ) -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -16,6 +16,7 @@ from typing import Any
 
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
+from asyncps.roles.tableunit import TableParts
 from asyncps.roles.unit import Rules, Unit, Waiter, internal
 from asyncps.roles.workshop import Workshop
 from asyncps.tensor import updates
@@ -110,6 +111,8 @@ class OwnSteps:
         name = rules.optimizer
         if name is None or not is_own(name) or not unit.dtype.is_float or held.error is not None:
             return None
+        if isinstance(unit, TableParts):
+            return None  # it refuses such an optimizer
         try:
             return OwnStep(unit, held, name, rules.hyper_for(held.hyper), rules)
         except Exception as error:  # noqa: BLE001 - logged, and the round fails for everybody

@@ -35,7 +35,7 @@ from asyncps.protocol.frames import (
     Header,
 )
 from asyncps.protocol.messages import AnyMessage, TableSpec, UnitSpec
-from asyncps.roles import saving
+from asyncps.roles import saving, savingrows
 from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
@@ -83,7 +83,7 @@ class WorkerPort:
         self._target: Target | None = None
         self._found_at = 0  # the keeper's count of changes when the target was found
         self._spec: UnitSpec | None = None
-        self._range: messages.StateRange | None = None
+        self._range: messages.StateRange | messages.TableRows | None = None
 
     def attach(self, connection: Connection) -> None:
         """Serve this connection from now on; an older one is closed."""
@@ -268,6 +268,13 @@ class WorkerPort:
         elif isinstance(message, messages.StateRange):
             self._send_range(header, saving.read(self._store(message.store), message))
             return
+        elif isinstance(message, messages.TableRange):
+            found = savingrows.read(self._store(message.store), message)
+            self._send_range(header, found, copied=True)
+            return
+        elif isinstance(message, messages.ResetTable):
+            savingrows.reset(self._store(message.store), message)
+            answer = messages.Done()
         elif isinstance(message, messages.Clocks):
             answer = clocks(self._store(message.store), self.rank, message)
         else:
@@ -276,11 +283,11 @@ class WorkerPort:
         frame = control_frame(answer, header.request, self.server.node.incarnation)
         self.send(Outgoing(1 << 30, [frame], len(frame)))
 
-    def _send_range(self, header: Header, view: memoryview) -> None:
+    def _send_range(self, header: Header, view: memoryview, *, copied: bool = False) -> None:
         frame = pack_header(
             DATA, 0, self.server.node.incarnation, 0, header.request, 0, 0, 0, 0, len(view), 0, 0
         )
-        self.send(Outgoing(0, [frame, view], len(frame) + len(view)))
+        self.send(Outgoing(0, [frame, view], len(frame) + len(view)), copied=copied)
 
     def _statistics(self, keeper: Keeper) -> messages.ServerStatistics:
         ports = [*self.server.ports.values(), *self.server.lanes.values()]
@@ -320,8 +327,10 @@ def _checked_spec(spec: AnyMessage, size: int) -> UnitSpec:
     return spec
 
 
-def _checked_range(keeper: Keeper, told: AnyMessage, size: int) -> messages.StateRange:
-    if not isinstance(told, messages.StateRange):
+def _checked_range(
+    keeper: Keeper, told: AnyMessage, size: int
+) -> messages.StateRange | messages.TableRows:
+    if not isinstance(told, messages.StateRange | messages.TableRows):
         raise RemoteProtocolError("RESTORE without its description", got=type(told).__name__)
     saving.check_range(keeper, told, size)
     return told

@@ -26,6 +26,7 @@ from asyncps.errors import (
 )
 from asyncps.protocol import messages
 from asyncps.protocol.messages import Key, KeySpec, Placement
+from asyncps.roles import restoringrows
 from asyncps.roles.client import Client
 from asyncps.roles.fetching import Disk, Window, answered, restore
 from asyncps.roles.storing import Path, ask_units, list_keys, states_of
@@ -102,11 +103,9 @@ class Loading:
         words = _words_of(reader, self._path)
         if words.optimizer is None and not self._weights:
             raise OptimizerError("a checkpoint without an optimizer", got=self._path)
-        if reader.tables:
-            raise CheckpointError("a store that takes no rows of tables", got=self._path,
-                                  key=next(iter(reader.tables)))
         there = {each.spec.key: each for each in await list_keys(self._worker, self._client)}
         self._compare(reader, words, there)
+        await self._disk.run(restoringrows.check_ids, reader)
         kept = await ask_units(self._worker, self._client)
         if words.optimizer is None:
             words = Words(kept.optimizer, kept.hyper, words.clocks)
@@ -123,7 +122,8 @@ class Loading:
         assert reader is not None
         for begin in range(0, len(self._fresh), _MADE_AT_ONCE):
             await self._make(self._fresh[begin : begin + _MADE_AT_ONCE])
-        places = places_of(await list_keys(self._worker, self._client))
+        placements = await list_keys(self._worker, self._client)
+        places = places_of([each for each in placements if each.spec.rows is None])
         state = {key: {name: slot.entry for name, slot in slots.items()}
                  for key, slots in reader.state.items()}
         window = Window(self._worker.config.answer_s)
@@ -143,11 +143,17 @@ class Loading:
             asking = link.question(clocks, self._client.incarnation, 0)
             await answered(link, asking, self._worker.config.answer_s)
         await window.finish()
+        await restoringrows.carry_out(
+            self._worker, self._client, reader, placements, self._words.clocks, self._disk,
+            weights=self._weights)
 
     async def _make(self, specs: Sequence[KeySpec]) -> None:
         """Initialise keys with zeros, which cost no memory; their values come like all others'."""
-        zeros = np.zeros(max(map(size_of, specs)), np.uint8).data
-        await self._worker.init(self._client, specs, [zeros[: size_of(spec)] for spec in specs])
+        sizes = [size_of(spec) if spec.rows is None else 0 for spec in specs]
+        zeros = np.zeros(max(sizes), np.uint8).data
+        await self._worker.init(self._client, specs, [
+            zeros[:size] if spec.rows is None else None
+            for spec, size in zip(specs, sizes, strict=True)])
 
     async def _restore(
         self, window: Window, place: Place, stretches: Sequence[Stretch], name: str | None,
@@ -174,8 +180,10 @@ class Loading:
     def _compare(self, reader: Reader, words: Words, there: Mapping[Key, Placement]) -> None:
         specs = {key: each.spec for key, each in there.items()}
         ready = [key for key, each in there.items() if not each.fresh]
-        held = reader.weights if self._weights else words.clocks
         for key in ready:
+            held: Any = reader.weights if self._weights else words.clocks
+            if specs[key].rows is not None:
+                held = reader.tables
             if key not in held or key not in words.clocks:
                 raise CheckpointError("a checkpoint that lacks a key of this store", key=key,
                                       got=self._path)
@@ -184,6 +192,9 @@ class Loading:
                 fresh = KeySpec(key, *slot.entry, slot.entry.itemsize)
                 spec = specs.setdefault(key, fresh)
                 dtypes.by_name(slot.entry.dtype)
+                if spec.rows is not None:
+                    raise CheckpointError("a row-sparse key, of which the checkpoint has a dense "
+                                          "value", key=key, got=self._path)
                 if spec.dtype != slot.entry.dtype:
                     raise DtypeMismatch("a checkpoint with another dtype of this key", key=key,
                                         expected=spec.dtype, got=slot.entry.dtype)
@@ -195,9 +206,14 @@ class Loading:
                                           "key", key=key, got=self._path)
                 if key not in ready:
                     self._fresh.append(fresh)
+        tables = restoringrows.compare(
+            reader, specs, words.clocks, optimizer=words.optimizer is not None,
+            weights=self._weights)
+        if self._weights:
+            self._fresh += [spec for spec in tables if spec.key not in ready]
             self._check_fresh()
         for key, slots in reader.state.items():
-            if key not in specs or key not in words.clocks:
+            if key not in specs or key not in words.clocks or specs[key].rows is not None:
                 raise CheckpointError("what an optimizer keeps for a key that is not there",
                                       key=key, got=self._path)
             for name, slot in slots.items():

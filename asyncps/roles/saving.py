@@ -21,11 +21,14 @@ from asyncps.protocol.messages import (
     PartState,
     SetClocks,
     StateRange,
+    TableRows,
     Units,
     UnitState,
 )
+from asyncps.roles import savingrows
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.slab import Slab, parts_of
+from asyncps.roles.tableunit import TableParts
 from asyncps.roles.unit import Unit
 from asyncps.tensor.dtypes import Array
 from asyncps.tensor.pool import Bytes
@@ -54,7 +57,10 @@ def units(keeper: Keeper, message: AskUnits) -> Units:
     rows = 0
     for number in sorted(n for n in keeper.units if n > message.after):
         unit = keeper.units[number]
-        found.append(UnitState(number, _part_states(unit)))
+        if isinstance(unit, TableParts):
+            found.append(savingrows.told(number, unit))
+        else:
+            found.append(UnitState(number, _part_states(unit)))
         rows += len(unit.sizes) if isinstance(unit, Slab) else 1
         if rows >= PAGE_ROWS:
             break
@@ -77,12 +83,15 @@ def check_closed(keeper: Keeper) -> None:
                     expected=f"another push of ranks {ranks}, or none of the others")
 
 
-def check_range(keeper: Keeper, message: StateRange, size: int) -> None:
+def check_range(keeper: Keeper, message: StateRange | TableRows, size: int) -> None:
     """Refuse bytes of what is not there, before memory is taken for them.
 
     Raises:
         UnknownKey, RemoteProtocolError: It says what would be right.
     """
+    if isinstance(message, TableRows):
+        savingrows.check(keeper, message, size)
+        return
     unit = _find(keeper, message.unit)
     if message.name:
         total = unit.size // unit.dtype.itemsize * _dtype(message.dtype).itemsize
@@ -113,7 +122,7 @@ def read(keeper: Keeper, message: StateRange) -> memoryview:
     return np.concatenate(pieces).data
 
 
-def write(keeper: Keeper, message: StateRange, buffer: Bytes) -> None:
+def write(keeper: Keeper, message: StateRange | TableRows, buffer: Bytes) -> None:
     """Let bytes of a value or a state be these; the buffer goes back to the pool.
 
     A value that is written from its beginning has no f32 weights any more, until they are written.
@@ -122,6 +131,9 @@ def write(keeper: Keeper, message: StateRange, buffer: Bytes) -> None:
         UnknownKey, RemoteProtocolError: There are no such bytes.
     """
     try:
+        if isinstance(message, TableRows):
+            savingrows.write(keeper, message, buffer)
+            return
         check_range(keeper, message, buffer.nbytes)
         unit = _find(keeper, message.unit)
         _split(keeper, unit)

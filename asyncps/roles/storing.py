@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from asyncps import optim
 from asyncps.errors import CheckpointError, OptimizerError
 from asyncps.protocol import messages
-from asyncps.protocol.messages import Key, PartState, Placement
+from asyncps.protocol.messages import Key, PartState, Placement, UnitState
+from asyncps.roles import storingrows
 from asyncps.roles.client import Client
 from asyncps.roles.fetching import Disk, Window, fetch
 from asyncps.roles.stretches import Place, Range, Stretch, places_of, ranges_of
@@ -31,11 +32,13 @@ class Kept:
         optimizer: Its name, or None.
         hyper: Its newest hyper-parameters.
         units: For each unit the part that each of its rows belongs to.
+        tables: What is said of the units of row-sparse keys.
     """
 
     optimizer: str | None
     hyper: dict[str, Any]
     units: dict[int, dict[int, PartState]]
+    tables: dict[int, UnitState] = field(default_factory=dict)
 
 
 async def list_keys(worker: Worker, client: Client) -> list[Placement]:
@@ -63,12 +66,14 @@ async def ask_units(worker: Worker, client: Client) -> Kept:
             answer = await worker._ask_server(link, question)
             assert isinstance(answer, messages.Units)
             if after < 0:
-                kept = Kept(answer.optimizer, answer.hyper, kept.units)
+                kept = Kept(answer.optimizer, answer.hyper, kept.units, kept.tables)
             if not answer.units:
                 break
             after = answer.units[-1].unit
             for unit in answer.units:
                 kept.units[unit.unit] = {row: part for part in unit.parts for row in part.rows}
+                if unit.rows is not None:
+                    kept.tables[unit.unit] = unit
     return kept
 
 
@@ -86,28 +91,33 @@ async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
         CheckpointError: It could not be written; what stood there still does.
         AsyncPSError: The cluster failed.
     """
-    placements = [each for each in await list_keys(worker, client) if not each.fresh]
+    listed = [each for each in await list_keys(worker, client) if not each.fresh]
     kept = await ask_units(worker, client)
     if kept.optimizer is None and not weights:
         raise OptimizerError("no optimizer is set", expected="set_optimizer first")
-    places = places_of(placements)
-    specs = {each.spec.key: each.spec for each in placements}
+    tables = storingrows.tables_of(listed, kept.tables, weights=weights)
+    dense = [each for each in listed if each.spec.rows is None]
+    places = places_of(dense)
     clocks, state = _what_is_kept(kept, places)
+    clocks.update((table.key, table.updates) for table in tables)
     contents = Contents(
-        {key: Entry(spec.dtype, spec.shape) for key, spec in specs.items()} if weights else {},
+        {each.spec.key: Entry(each.spec.dtype, each.spec.shape) for each in dense}
+        if weights else {},
         state,
+        {table.key: (table.words, table.entries) for table in tables},
     )
     meta = {
         "store": client.config.type,
         "optimizer": None if kept.optimizer is None else {
             "name": kept.optimizer, "hyper": kept.hyper},
-        "clocks": [[key, clocks.get(key, 0)] for key in specs],
+        "clocks": [[each.spec.key, clocks.get(each.spec.key, 0)] for each in listed],
     }
     with Disk() as disk:
         writer = await disk.run(Writer, path, contents, meta)
         try:
             await disk.run(writer.__enter__)
             await _stream(worker, client, places, contents, disk, writer)
+            await storingrows.stream(worker, client, tables, disk, writer)
             await disk.run(writer.finish)
         finally:
             disk.last(writer.__exit__, None, None, None)

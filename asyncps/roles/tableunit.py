@@ -16,6 +16,7 @@ import numpy as np
 
 from asyncps import optim
 from asyncps.errors import AsyncPSError, OptimizerError, RemoteProtocolError, TensorError
+from asyncps.initializer import Initializer
 from asyncps.protocol import rows
 from asyncps.protocol.frames import PULL, PUSHPULL, WAIT
 from asyncps.protocol.messages import TableSpec
@@ -23,7 +24,7 @@ from asyncps.roles.accumulator import Accumulator
 from asyncps.roles.freeunit import FreeUnit
 from asyncps.roles.unit import Rules, Unit, Waiter, internal
 from asyncps.tensor import dtypes, updates
-from asyncps.tensor.dtypes import Array, Dtype
+from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
 from asyncps.tensor.sparsesum import SparseSum
 from asyncps.tensor.table import Step, Table
@@ -85,6 +86,7 @@ class TableParts(Unit):
     Attributes:
         table: The rows.
         waiting_bytes: What each rank waits for here.
+        listed: One array while somebody saves rows: their ids, ascending.
     """
 
     __slots__ = ()
@@ -92,6 +94,7 @@ class TableParts(Unit):
     accumulator = TableAccumulator
     table: Table
     waiting_bytes: dict[int, int]
+    listed: list[rows.Ids]
 
     # ---- what a frame may say ----
 
@@ -168,6 +171,7 @@ class TableParts(Unit):
             TensorError: Also for rows that are not here.
         """
         self._check_buffer(buffer)
+        self.listed.clear()
         return super().contribute(rank, clock, buffer, hyper, rules, now)
 
     def assign(self, rank: int, clock: int, request: int, buffer: Bytes) -> None:
@@ -255,30 +259,17 @@ class TableParts(Unit):
         """Bytes that rows, their state and the index take."""
         return self.table.used_bytes
 
-    def used_ids(self) -> rows.Ids:
-        """Return the ids of all rows that have been made, ascending."""
-        return self.table.used_ids()
+    def first_ids(self, count: int) -> rows.Ids:
+        """Return the ids of the rows that were made first, ascending; kept until the next push."""
+        if not self.listed or self.listed[0].size != count:
+            self.listed[:] = [self.table.used_ids(count)]
+        return self.listed[0]
 
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """Names of the arrays that the optimizer keeps; the f32 weights are one of them."""
-        return self.table.state_names
-
-    def gather(self, ids: rows.Ids, out: Array) -> None:
-        """As `Table.gather`."""
-        self.table.gather(ids, out)
-
-    def gather_state(self, name: str, ids: rows.Ids, out: Array) -> None:
-        """As `Table.gather_state`."""
-        self.table.gather_state(name, ids, out)
-
-    def assign_rows(self, ids: rows.Ids, stored: Array) -> None:
-        """As `Table.assign`; `assign` is what a frame of that kind does."""
-        self.table.assign(ids, stored)
-
-    def assign_state(self, name: str, ids: rows.Ids, kept: Array) -> None:
-        """As `Table.assign_state`."""
-        self.table.assign_state(name, ids, kept)
+    def reset(self, initializer: Initializer) -> None:
+        """As `Table.reset`."""
+        self.listed.clear()
+        self.updates = 0
+        self.table.reset(initializer)
 
 
 class TableUnit(TableParts):
@@ -289,23 +280,25 @@ class TableUnit(TableParts):
         pool: Where contributions lie.
     """
 
-    __slots__ = ("table", "waiting_bytes")
+    __slots__ = ("listed", "table", "waiting_bytes")
 
     def __init__(self, table: Table, pool: Pool) -> None:
         super().__init__(table.dtype, np.empty(0, np.uint8), pool)
         self.table = table
         self.waiting_bytes = {}
+        self.listed = []
 
 
 class FreeTableUnit(TableParts, FreeUnit):
     """A table whose pushes are applied as they come."""
 
-    __slots__ = ("table", "waiting_bytes")
+    __slots__ = ("listed", "table", "waiting_bytes")
 
     def __init__(self, table: Table, pool: Pool, bound: int | None) -> None:
         FreeUnit.__init__(self, table.dtype, np.empty(0, np.uint8), pool, bound)
         self.table = table
         self.waiting_bytes = {}
+        self.listed = []
 
 
 def check_optimizer(name: str) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Self
 import numpy as np
 
 from asyncps.errors import CheckpointError
+from asyncps.tensor import dtypes
 from asyncps.tensor.checkpointmeta import (
     META,
     key_of,
@@ -243,6 +244,10 @@ class Reader:
         else:
             read_into(self._files[STATE], self.state[key][state].begin + begin, view)
 
+    def read_table(self, key: Key, part: str, begin: int, view: memoryview) -> None:
+        """As `read`, of one array of a table; `part` as in `Contents.tables`."""
+        read_into(self._files[TABLES], self.tables[key][1][part].begin + begin, view)
+
     def read_whole(self) -> Checkpoint:
         """Read all arrays: new memory, the caller's."""
         weights, state = self._files[WEIGHTS], self._files[STATE]
@@ -256,10 +261,11 @@ class Reader:
 
     def _read_table(self, words: TableWords, slots: Mapping[str, Slot]) -> TableRows:
         arrays = {part: read_array(self._files[TABLES], slot) for part, slot in slots.items()}
-        rows, values = arrays.pop(ROWS), arrays.pop(VALUES)
-        return TableRows(words, rows, values, {
+        rows, bare = arrays.pop(ROWS), VALUES not in arrays
+        none = np.empty((0, *words.shape[1:]), dtypes.numpy_dtype(words.dtype))
+        return TableRows(words, rows, arrays.pop(VALUES, none), {
             part.removeprefix(STATE_PREFIX): array for part, array in arrays.items()
-        })
+        }, bare)
 
 
 def write(

@@ -17,9 +17,11 @@ import numpy as np
 
 from asyncps.errors import AsyncPSError, CheckpointError, DtypeMismatch, ShapeMismatch
 from asyncps.initializer import Initializer
-from asyncps.tensor import dtypes
+from asyncps.tensor import dtypes, firstrows
 from asyncps.tensor.dtypes import Array, Dtype
+from asyncps.tensor.rowsparse import checked_shape
 from asyncps.tensor.safefile import Entry
+from asyncps.tensor.words import MASTER
 
 Key = int | str
 
@@ -71,17 +73,28 @@ class TableWords:
     Attributes:
         shape: (rows, *row_shape) of the whole table.
         dtype: Of its values.
-        initializer: What rows are before their first update.
+        initializer: What rows are before their first update, as `init` said.
+        rest: What rows that are not saved are by now, if not that: a round without an optimizer
+            lets them be zero.
     """
 
     shape: tuple[int, ...]
     dtype: str
     initializer: Initializer
+    rest: Initializer | None = None
+
+    @property
+    def others(self) -> Initializer:
+        """What the rows are that are not saved."""
+        return self.initializer if self.rest is None else self.rest
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON can say it."""
-        return {"shape": list(self.shape), "dtype": self.dtype,
+        told = {"shape": list(self.shape), "dtype": self.dtype,
                 "initializer": msgspec.to_builtins(self.initializer)}
+        if self.rest is not None:
+            told["rest"] = msgspec.to_builtins(self.rest)
+        return told
 
     @staticmethod
     def of(told: object, place: object) -> TableWords:
@@ -92,16 +105,23 @@ class TableWords:
         """
         try:
             words = msgspec.convert(told, _Told)
-            dtypes.by_name(words.dtype)
+            dtype = dtypes.by_name(words.dtype)
+            if 0 in checked_shape(words.shape)[1:]:
+                raise ShapeMismatch("rows that are empty", got=words.shape)
+            firstrows.check_usable(words.initializer, dtype)
+            firstrows.check_usable(words.rest or words.initializer, dtype)
         except (msgspec.ValidationError, AsyncPSError) as error:
             raise CheckpointError(f"a table that cannot be read: {error}", got=place) from None
-        return TableWords(words.shape, words.dtype, words.initializer)
+        return TableWords(words.shape, words.dtype, words.initializer, words.rest)
 
-    def entries(self, count: int, state: Mapping[str, str]) -> dict[str, Entry]:
+    def entries(
+        self, count: int, state: Mapping[str, str], *, values: bool = True
+    ) -> dict[str, Entry]:
         """Return the arrays of so many rows with state of these names and dtypes."""
         rows = (count, *self.shape[1:])
         return {
-            ROWS: Entry("int64", (count,)), VALUES: Entry(self.dtype, rows),
+            ROWS: Entry("int64", (count,)),
+            **({VALUES: Entry(self.dtype, rows)} if values else {}),
             **{STATE_PREFIX + name: Entry(dtype, rows) for name, dtype in state.items()},
         }
 
@@ -114,16 +134,70 @@ class TableWords:
         rows = parts.get(ROWS, Entry("", (0,)))
         state = {part.removeprefix(STATE_PREFIX): entry.dtype for part, entry in parts.items()
                  if part.startswith(STATE_PREFIX)}
-        expected = self.entries(rows.shape[0] if rows.shape else 0, state)
+        expected = self.entries(rows.shape[0] if rows.shape else 0, state,
+                                values=VALUES in parts)
         if parts != expected:
             raise CheckpointError("rows that do not fit their table", key=key, expected=expected,
                                   got=dict(parts))
+
+    def check_like(
+        self, key: Key, shape: tuple[int, ...], dtype: str, initializer: Initializer
+    ) -> None:
+        """Refuse a checkpoint for a table that is there and is different.
+
+        Raises:
+            ShapeMismatch, DtypeMismatch, CheckpointError: In this; the last for first values.
+        """
+        if self.shape != shape:
+            raise ShapeMismatch("a checkpoint with another shape of this key", key=key,
+                                expected=shape, got=self.shape)
+        if self.dtype != dtype:
+            raise DtypeMismatch("a checkpoint with another dtype of this key", key=key,
+                                expected=dtype, got=self.dtype)
+        if self.initializer != initializer:
+            raise CheckpointError("a checkpoint with other first rows of this key", key=key,
+                                  expected=initializer, got=self.initializer)
+
+    def check_state(self, key: Key, parts: Mapping[str, Entry], *, optimizer: bool) -> None:
+        """Refuse state of another dtype, or that nobody would use.
+
+        Raises:
+            CheckpointError: It says why.
+        """
+        dtype = dtypes.by_name(self.dtype).sum.name
+        for name, entry in parts.items():
+            if not name.startswith(STATE_PREFIX):
+                continue
+            if not optimizer and name != STATE_PREFIX + MASTER:
+                raise CheckpointError("what an optimizer keeps, without an optimizer", key=key)
+            if entry.dtype != dtype:
+                raise CheckpointError(f"{name} does not fit its table", key=key, expected=dtype,
+                                      got=entry.dtype)
+
+    def check_ids(self, key: Key, ids: Array, last: int = -1) -> int:
+        """Refuse ids that are none of this table's, or do not ascend.
+
+        Args:
+            key: Of the table.
+            ids: int64, some of them.
+            last: The one before these.
+
+        Returns:
+            The last of these.
+        """
+        if not ids.size:
+            return last
+        if ids[0] <= last or ids[-1] >= self.shape[0] or (ids[1:] <= ids[:-1]).any():
+            raise CheckpointError("rows that are out of order or range", key=key,
+                                  expected=f"ascending, 0 to {self.shape[0] - 1}")
+        return int(ids[-1])
 
 
 class _Told(msgspec.Struct):
     shape: tuple[int, ...]
     dtype: str
     initializer: Initializer
+    rest: Initializer | None = None
 
 
 @dataclass(frozen=True)
@@ -133,18 +207,20 @@ class TableRows:
     Attributes:
         words: What the table is.
         rows: int64[k], ascending.
-        values: [k, *row_shape] of the table's dtype.
+        values: [k, *row_shape] of the table's dtype; no rows where `bare`.
         state: Arrays by name, [k, *row_shape].
+        bare: There is only what the optimizer keeps.
     """
 
     words: TableWords
     rows: Array
     values: Array
     state: dict[str, Array] = field(default_factory=dict)
+    bare: bool = False
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays by their part of a label."""
-        return {ROWS: self.rows, VALUES: self.values,
+        return {ROWS: self.rows, **({} if self.bare else {VALUES: self.values}),
                 **{STATE_PREFIX + name: array for name, array in self.state.items()}}
 
 
@@ -206,7 +282,8 @@ def give_rows(table: TableUnit, saved: TableRows) -> None:
                             expected=table.dtype.name, got=saved.words.dtype)
     begin, end = np.searchsorted(saved.rows, (table.first, table.stop))
     ids = saved.rows[begin:end]
-    table.assign(ids, np.ascontiguousarray(saved.values[begin:end]).reshape(-1)
-                 .view(table.dtype.bits))
+    if not saved.bare:
+        table.assign(ids, np.ascontiguousarray(saved.values[begin:end]).reshape(-1)
+                     .view(table.dtype.bits))
     for name, array in saved.state.items():
         table.assign_state(name, ids, np.ascontiguousarray(array[begin:end]).reshape(-1))

@@ -142,9 +142,9 @@ class Table:
         else:
             self._values.gather(self._slots(ids, make=True), out)
 
-    def used_ids(self) -> Ids:
-        """Return the ids of all rows that have been made, ascending (for checkpoints)."""
-        return np.sort(self._index.items())
+    def used_ids(self, count: int | None = None) -> Ids:
+        """Return the ids of the `count` rows that were made first, ascending; of all by default."""
+        return np.sort(self._index.items()[:count])
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -208,6 +208,19 @@ class Table:
             self._step_run(run, sums, step)
         else:
             self._step_some(self._slots(ids, make=True), sums, step)
+
+    def reset(self, initializer: Initializer) -> None:
+        """Drop all rows and their state; from now on rows begin as `initializer` says.
+
+        Raises:
+            ConfigError: It cannot make values of this dtype; nothing has changed.
+        """
+        firstrows.check_usable(initializer, self.dtype)
+        self._state.clear()
+        self._index, self._known = self._new_index(), _Run(0, 0, 0)
+        self._values = RowBlocks(self.dtype.bits, self.width, self.stop - self.first,
+                                 block_bytes=self._block_bytes)
+        self.initializer = initializer
 
     def forget_state(self) -> None:
         """Drop what an optimizer has kept; the f32 weights are the rows' own and stay."""

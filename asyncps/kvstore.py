@@ -169,6 +169,8 @@ class KVStore(CheckpointVerbs, RowVerbs, LaterVerbs):
         """Wait for all workers, after this worker's pushes are accepted."""
         self._runtime.run(self._core.barrier())
 
+    _barrier = barrier
+
     def join(self) -> int:
         """Say that this worker has no more data, and wait until all workers have said so.
 
@@ -341,6 +343,8 @@ class AsyncKVStore(AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
     async def barrier(self) -> None:
         """As `KVStore.barrier`."""
         await self._core.barrier()
+
+    _barrier = barrier
 
     async def join(self) -> int:
         """As `KVStore.join`."""

@@ -24,7 +24,7 @@ from asyncps.localtables import LocalHandle, LocalRowVerbs, LocalTable, LocalTab
 from asyncps.localvalues import Kind, Value, check_same, describe, restore
 from asyncps.tablevalues import check_shape
 from asyncps.tensor import checkpoint, updates
-from asyncps.values import Array, Key, as_keys, as_values, host_array, merged
+from asyncps.values import Array, Key, as_keys, as_values, device_values, host_array, merged
 
 Path = str | os.PathLike[str]
 Updater = Callable[[Key, Array, Array], None]
@@ -72,8 +72,7 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
             if table is not None:
                 tables[name] = table
                 continue
-            first = given[0] if isinstance(given, (list, tuple)) and given else given
-            array = host_array(first, name)
+            array = host_array(device_values(given, name)[0], name)
             fresh = Value(name, array.copy())
             if self._reduce == "mean" and not fresh.dtype.is_float:
                 raise DtypeMismatch("the mean of integers", key=name, expected="a float dtype",
@@ -255,6 +254,8 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         """There is nobody to wait for."""
         self._check_open()
 
+    _barrier = barrier
+
     def join(self) -> int:
         """There is nobody to wait for: this worker, 0, is the last to join."""
         self._check_open()
@@ -376,10 +377,7 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
             return [np.empty_like(array) for array in stored]
         outs = as_values(len(keys), out, listed)
         for name, array, given in zip(keys, stored, outs, strict=True):
-            targets = given if isinstance(given, (list, tuple)) else [given]
-            if not targets:
-                raise TensorError("an empty list of arrays", key=name)
-            for target in targets:
+            for target in device_values(given, name):
                 if not isinstance(target, np.ndarray) or not target.flags.writeable:
                     raise TensorError("out must be a writable NumPy array", key=name,
                                       got=type(target).__name__)

@@ -17,7 +17,7 @@ from asyncps.tensor import dtypes, firstrows
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
 from asyncps.tensor.rowsparse import Ids, RowSparse, checked_ids, checked_shape
 from asyncps.tensor.sparsesum import SparseSum
-from asyncps.values import Array, Key, as_bytes, host_array, key_spec
+from asyncps.values import Array, Key, as_bytes, device_values, host_array, key_spec
 from asyncps_ext import sparse
 
 INITIALIZERS = get_args(Initializer)
@@ -72,7 +72,7 @@ def declared(
     specs: list[Any] = []
     firsts: list[Any] = []
     for name, value in zip(names, given, strict=True):
-        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        first = device_values(value, name)[0]
         if isinstance(first, (RowSparse, *INITIALIZERS)):
             spec, rows = first_rows(name, first, shape, dtype)
             specs.append(spec)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from asyncps.errors import ConfigError, DtypeMismatch, KeyExists, ShapeMismatch, TensorError
 from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
 from asyncps.tensor import dtypes
-from asyncps.tensor.arrays import to_host
+from asyncps.tensor.arrays import NotNumbers, to_host
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
 from asyncps.tensor.rowsparse import RowSparse
 from asyncps_ext import wire
@@ -30,6 +30,8 @@ scatter_rows: Callable[..., int] = wire.scatter_rows
 
 _LARGEST_KEY = 1 << 63
 PLAIN_KEYS = {str, int}
+_NO_ARRAYS = (int, float, complex, np.generic, list, tuple)  # bool is an int
+_ONE_A_DEVICE = "a list is one value a device; for one array write np.array([...])"
 
 
 def as_key(key: object) -> Key:
@@ -120,20 +122,43 @@ def host_array(value: object, key: Key) -> Array:
     if isinstance(value, RowSparse):
         raise TensorError("rows for a key that is not row-sparse", key=key, expected="an array",
                           got=value)
+    if isinstance(value, (list, tuple)):
+        raise TensorError(_ONE_A_DEVICE, key=key, got=_short(value))
     try:
         array = np.asarray(to_host(value))  # a subclass of ndarray as what it is inside
+    except NotNumbers:
+        raise TensorError("not an array of numbers", key=key, got=type(value).__name__) from None
     except (TypeError, ValueError) as error:
         raise TensorError(f"not an array: {error}", key=key, got=type(value).__name__) from None
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def device_values(value: object, key: Key) -> Sequence[Any]:
+    """Return the values of several devices for one key; one that is no list is that of one device.
+
+    Raises:
+        TensorError: An empty list; or one of plain numbers or lists: an array was meant, and its
+            numbers would be summed as those of devices.
+    """
+    if not isinstance(value, (list, tuple)):
+        return (value,)
+    if not value:
+        raise TensorError("an empty list of device values", key=key)
+    if any(isinstance(item, _NO_ARRAYS) for item in value):
+        raise TensorError(_ONE_A_DEVICE, key=key, got=_short(value))
+    return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def merged(value: object, key: Key) -> Array:
     """Return one array for a key: a list of device values is summed, f16 and bf16 in f32."""
     if not isinstance(value, (list, tuple)):
         return host_array(value, key)
-    if not value:
-        raise TensorError("an empty list of device values", key=key)
-    arrays = [host_array(item, key) for item in value]
+    arrays = [host_array(item, key) for item in device_values(value, key)]
     first = arrays[0]
     for other in arrays[1:]:
         if other.dtype != first.dtype:

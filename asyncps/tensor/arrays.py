@@ -16,6 +16,10 @@ __all__ = ["array_module", "from_host", "to_host"]
 _DEVICES = ("auto", "cpu", "gpu")
 
 
+class NotNumbers(TypeError):
+    """Something that is no array of numbers, nor can be made one."""
+
+
 def array_module(device: str = "auto") -> ModuleType:
     """The module to compute with: ``cupy`` on a GPU, ``numpy`` on the CPU.
 
@@ -67,7 +71,7 @@ def to_host(x: object) -> NDArray[Any]:
         host = x
     array = np.asarray(host, order="C")
     if array.dtype.hasobject:
-        raise TypeError(f"to_host: expected an array of numbers, got {type(x).__name__}")
+        raise NotNumbers(f"to_host: expected an array of numbers, got {type(x).__name__}")
     return array
 
 

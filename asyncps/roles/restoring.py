@@ -28,7 +28,7 @@ from asyncps.protocol import messages
 from asyncps.protocol.messages import Key, KeySpec, Placement
 from asyncps.roles.client import Client
 from asyncps.roles.fetching import Disk, Window, answered, restore
-from asyncps.roles.storing import Path, ask_units, list_keys, states_of
+from asyncps.roles.storing import Path, ask_units, list_keys, refuse_tables, states_of
 from asyncps.roles.stretches import Place, Range, Stretch, places_of, ranges_of
 from asyncps.roles.worker import Worker
 from asyncps.state.routing import size_of
@@ -105,7 +105,9 @@ class Loading:
         if reader.tables:
             raise CheckpointError("a store that takes no rows of tables", got=self._path,
                                   key=next(iter(reader.tables)))
-        there = {each.spec.key: each for each in await list_keys(self._worker, self._client)}
+        found = await list_keys(self._worker, self._client)
+        refuse_tables(found)
+        there = {each.spec.key: each for each in found}
         self._compare(reader, words, there)
         kept = await ask_units(self._worker, self._client)
         if words.optimizer is None:

@@ -23,6 +23,7 @@ from asyncps.errors import (
     ClusterError,
     ConfigError,
     Disagreement,
+    NotYetError,
     OptimizerError,
 )
 from asyncps.kvstore import KVStore
@@ -324,6 +325,21 @@ def test_empty_store_and_closed_store(tmp_path: Path) -> None:
 
     on_cluster(work, workers=2)
     assert checkpoint.read(tmp_path / "c").weights == {}
+
+
+def test_tables_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "c", {"w": np.ones(3, "f4")}, {},
+                     {"optimizer": None, "clocks": [["w", 0]]})
+
+    def work(store: KVStore) -> None:
+        store.init("table", asyncps.initializer.One(), shape=(9, 2), dtype="f4")
+        for verb in (store.save, store.load):
+            error = refusal(NotYetError, verb, tmp_path / "c")
+            assert error.key == "table"
+        still_works(store)
+
+    on_cluster(work, workers=2)
+    assert checkpoint.read(tmp_path / "c").weights.keys() == {"w"}
 
 
 def test_await_face_saves_and_loads(tmp_path: Path) -> None:

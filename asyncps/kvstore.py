@@ -21,16 +21,14 @@ from asyncps.errors import ClosedError
 from asyncps.later import LaterVerbs
 from asyncps.roles.runtime import Runtime
 from asyncps.rowverbs import AsyncRowVerbs, RowVerbs
+from asyncps.storefacts import StoreFacts
 from asyncps.values import as_keys
 
 
-class KVStore(CheckpointVerbs, RowVerbs, LaterVerbs):
+class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
     """A store for programs without an event loop of their own; every verb blocks.
 
     Made by `asyncps.create` or `LocalCluster.run`. May be used from several threads.
-
-    Attributes:
-        type: The store type, such as "dist_sync".
     """
 
     def __init__(self, core: Core, runtime: Runtime, on_close: Callable[[bool], None]) -> None:
@@ -203,39 +201,6 @@ class KVStore(CheckpointVerbs, RowVerbs, LaterVerbs):
         """Return plain data: bytes, rounds, waiting time by rank, queue depth."""
         return self._runtime.run(self._core.statistics())
 
-    @property
-    def type(self) -> str:
-        """The store type."""
-        return self._core.type
-
-    @property
-    def rank(self) -> int:
-        """This worker's number, from 0."""
-        return self._core.rank
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return self._core.num_workers
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's number on its host, from 0."""
-        return self._core.local_rank
-
-    @property
-    def optimizer(self) -> str | None:
-        """The name of the optimizer that the servers run, or None: this worker has set none."""
-        return self._core.client.optimizer
-
-    def is_capable(self, capability: str) -> bool:
-        """Tell whether the store can do something; "optimizer" is what MXNet asks."""
-        return self._core.is_capable(capability)
-
-    def num_dead_node(self) -> int:
-        """Return how many nodes the scheduler has declared lost."""
-        return self._core.num_dead_node()
-
     # ---- inside ----
 
     def _call(self, key: Any, build: Callable[[Any], Call]) -> Call:
@@ -280,7 +245,7 @@ class KVStore(CheckpointVerbs, RowVerbs, LaterVerbs):
             self._runtime.run(self._core.let_go(call))
 
 
-class AsyncKVStore(AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
+class AsyncKVStore(StoreFacts, AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
     """The same store for programs with an event loop; every verb is a coroutine.
 
     Made by `async with asyncps.connect(...)`. See `KVStore` for what the verbs mean.
@@ -357,34 +322,6 @@ class AsyncKVStore(AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
     async def statistics(self) -> dict[str, Any]:
         """As `KVStore.statistics`."""
         return await self._core.statistics()
-
-    @property
-    def type(self) -> str:
-        """The store type."""
-        return self._core.type
-
-    @property
-    def rank(self) -> int:
-        """This worker's number, from 0."""
-        return self._core.rank
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return self._core.num_workers
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's number on its host, from 0."""
-        return self._core.local_rank
-
-    def is_capable(self, capability: str) -> bool:
-        """As `KVStore.is_capable`."""
-        return self._core.is_capable(capability)
-
-    def num_dead_node(self) -> int:
-        """As `KVStore.num_dead_node`."""
-        return self._core.num_dead_node()
 
     async def _look_up(self, key: Any) -> Any:
         keys, _ = as_keys(key)

@@ -69,6 +69,7 @@ ROOMS = (
     Room("asyncps.call", 7.12, WIRE),
     Room("asyncps.tablecall", 7.13, WIRE),
     Room("asyncps.rowverbs", 7.18, WIRE),
+    Room("asyncps.storefacts", 7.18, WIRE),
     Room("asyncps.core", 7.15, WIRE),
     Room("asyncps.localvalues", 7.18, WIRE),
     Room("asyncps.localtables", 7.18, WIRE),

@@ -15,19 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from asyncps import optim
 from asyncps.errors import AsyncPSError, ClosedError, ClusterError, TensorError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
-from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
+from asyncps.protocol.messages import AnyMessage, KeySpec, StoreConfig
+from asyncps.roles.directory import Directory
 from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
 from asyncps.roles.joining import joined_error
 from asyncps.roles.operation import Operation
-from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, SlabPlan, bound_of
-from asyncps.roles.remotetable import HeldRows, RemoteTable, post_rows
+from asyncps.roles.plan import Plan, RemoteUnit, SlabPlan
+from asyncps.roles.remotetable import HeldRows, post_rows
 from asyncps.state.requests import Step
-from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
@@ -46,7 +45,7 @@ _KINDS = {"push": PUSH, "pull": PULL, "pushpull": PUSHPULL, "assign": ASSIGN}
 
 
 
-class Client:
+class Client(Directory):
     """One store at one worker. Everything but `plan` runs on the loop.
 
     Args:
@@ -61,15 +60,9 @@ class Client:
         self, number: int, config: StoreConfig, incarnation: int, links: Sequence[Link],
         now: Callable[[], float],
     ) -> None:
+        super().__init__(config, links)
         self.number = number
-        self.config = config
         self.incarnation = incarnation
-        self.links = links
-        self.keys: dict[Key, KeyInfo] = {}
-        self.units: dict[int, RemoteUnit] = {}
-        self.optimizer: str | None = None
-        self.hyper: dict[str, Any] = {}
-        self.hyper_version = 0
         self.pool = SharedPool(_POOL_BYTES)
         self.pushes: set[Operation] = set()  # not accepted yet
         self.failed: deque[Operation] = deque(maxlen=64)  # pushes whose error nobody has seen
@@ -77,77 +70,7 @@ class Client:
         self.still = ""  # the verb that saves or loads the store, while nothing may change it
         self.joining: asyncio.Future[int] | None = None  # this worker has joined, all have not
         self.joins = 0  # how often all have
-        # In dist_async a push is applied when it is taken: nothing stays open.
-        self._window = None if bound_of(config) is None else CLOCK_WINDOW
-        self._late: frozenset[int] = frozenset()
         self._now = now
-        self._plans: dict[tuple[Key, ...], Plan] = {}
-
-    # ---- the table ----
-
-    def add_placements(self, placements: Sequence[Placement]) -> None:
-        """Learn where keys live."""
-        for placement in placements:
-            if placement.spec.key in self.keys:
-                continue
-            pieces = [(self._learn(piece, placement), piece) for piece in placement.pieces]
-            self.keys[placement.spec.key] = KeyInfo(placement.spec, pieces)
-        self._plans.clear()
-
-    def _learn(self, piece: Piece, placement: Placement) -> RemoteUnit:
-        unit = self.units.get(piece.unit)
-        if unit is None and placement.spec.rows is not None:
-            unit = self.units[piece.unit] = RemoteTable(
-                self.links[piece.server], piece, placement.spec, self._window
-            )
-        if isinstance(unit, RemoteTable):
-            return unit
-        if unit is None:
-            unit = RemoteUnit(
-                self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window,
-                self._late,
-            )
-            self.units[piece.unit] = unit
-        if piece.row >= 0:
-            while len(unit.sizes) <= piece.row:
-                unit.sizes.append(0)
-                unit.row_keys.append("")
-            unit.sizes[piece.row] = piece.size
-            unit.row_keys[piece.row] = placement.spec.key
-            unit.grow(len(unit.sizes))
-        else:
-            unit.sizes = [piece.size]
-            unit.row_keys = [placement.spec.key]
-        return unit
-
-    def use_optimizer(self, name: str, hyper: dict[str, Any]) -> None:
-        """All workers have set it."""
-        self.optimizer, self.hyper, self.hyper_version = name, dict(hyper), 0
-        if optim.by_name(name).builtin:
-            return
-        # The server applies these beside its loop, now or later, and so says when it has. Steps
-        # may be under way when another optimizer is set: what holds now holds for good.
-        in_step = bound_of(self.config) is not None
-        self._window, self._late = CLOCK_WINDOW, frozenset({ASSIGN} if in_step else {ASSIGN, PUSH})
-        for unit in self.units.values():
-            unit.track.window, unit.late = self._window, self._late
-
-    def plan_of(self, keys: tuple[Key, ...]) -> Plan | None:
-        """Return the plan that these keys had before. Any thread."""
-        return self._plans.get(keys)
-
-    def plan(self, keys: tuple[Key, ...]) -> Plan | None:
-        """Return where keys live, or None when one is not known here. Any thread."""
-        plan = self._plans.get(keys)
-        if plan is None:
-            infos = [self.keys.get(key) for key in keys]
-            if any(info is None for info in infos):
-                return None
-            plan = Plan([info for info in infos if info is not None])
-            if len(self._plans) > 256:
-                self._plans.clear()
-            self._plans[keys] = plan
-        return plan
 
     # ---- verbs, on the loop ----
 
@@ -401,6 +324,24 @@ class Client:
         request.since = op.since
         op.requests.append((link, request))
         link.request(request)
+
+    def init_rows(
+        self, op: Operation, unit: RemoteUnit, rows: list[tuple[int, KeySpec, memoryview]]
+    ) -> None:
+        """Send new rows of a slab, in order, as one frame for each run of neighbours."""
+        rows.sort(key=lambda item: item[0])
+        begin = 0
+        while begin < len(rows):
+            end = begin + 1
+            while end < len(rows) and rows[end][0] == rows[end - 1][0] + 1:
+                end += 1
+            run = rows[begin:end]
+            spec = messages.UnitSpec(
+                run[0][1].dtype, True, run[0][0], [item[1].key for item in run],
+                [len(item[2]) for item in run],
+            )
+            self.init_unit(op, unit, spec, memoryview(b"".join(item[2] for item in run)))
+            begin = end
 
 
 def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:

@@ -32,7 +32,7 @@ from asyncps.roles.fetching import Disk, Window, answered, restore
 from asyncps.roles.storing import Path, ask_units, list_keys, states_of
 from asyncps.roles.stretches import Place, Range, Stretch, places_of, ranges_of
 from asyncps.roles.worker import Worker
-from asyncps.state.routing import size_of
+from asyncps.state.keyspecs import size_of
 from asyncps.tensor import dtypes
 from asyncps.tensor.checkpoint import Reader
 from asyncps.tensor.safefile import Entry

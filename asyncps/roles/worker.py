@@ -201,7 +201,7 @@ class Worker:
                 end = piece.start + piece.size
                 client.init_unit(op, unit, spec, value[piece.start : end])
         for unit, rows in slabs.items():
-            _init_rows(client, op, unit, rows)
+            client.init_rows(op, unit, rows)
         op.part_done()
         await self.settle(op)
         if op.error is not None:
@@ -384,23 +384,3 @@ class Worker:
         self.lanes.close()
         for link in self.links:
             link.kill(error)
-
-
-def _init_rows(
-    client: Client, op: Operation, unit: RemoteUnit,
-    rows: list[tuple[int, KeySpec, memoryview]],
-) -> None:
-    """Send new rows of a slab, in order, as one frame for each run of neighbours."""
-    rows.sort(key=lambda item: item[0])
-    begin = 0
-    while begin < len(rows):
-        end = begin + 1
-        while end < len(rows) and rows[end][0] == rows[end - 1][0] + 1:
-            end += 1
-        run = rows[begin:end]
-        spec = UnitSpec(
-            run[0][1].dtype, True, run[0][0], [item[1].key for item in run],
-            [len(item[2]) for item in run],
-        )
-        client.init_unit(op, unit, spec, memoryview(b"".join(item[2] for item in run)))
-        begin = end

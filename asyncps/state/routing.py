@@ -10,7 +10,6 @@ chunks alone that is one chunk.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -20,26 +19,17 @@ from asyncps.errors import (
     ClusterError,
     ConfigError,
     Disagreement,
-    DtypeMismatch,
-    KeyExists,
     OptimizerError,
-    ShapeMismatch,
     TensorError,
     UnknownKey,
 )
 from asyncps.protocol.messages import Key, KeySpec, Piece, Placement
 from asyncps.state import tables
+from asyncps.state.keyspecs import MAX_KEYS, check_key, check_same, check_specs, size_of
 
-ITEMSIZES = {
-    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2,
-    "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
-}
 EDGE_ELEMENTS = 4096  # packed codes of 1 and 2 bits join to the bytes of the whole at these edges
 SLAB_ROWS = 4096  # a table of rows must fit well into one frame
-MAX_KEYS = 10**6  # keys of a store: protects the scheduler's memory
-MAX_KEY_BYTES = 1024  # length of a string key: the same
-MAX_DIMENSIONS = 64  # NumPy's own limit
-MAX_UNITS = 1 << 21  # chunks and slabs of a store: the same; 2 TiB in chunks of 1 MiB
+MAX_UNITS = 1 << 21  # chunks and slabs of a store: guards memory; 2 TiB in chunks of 1 MiB
 MAX_WHOLE_BYTES = 1 << 30  # of a key that is not cut: it travels as one payload
 OVERLAP = 4  # chunks of a key, so that sending, adding and receiving overlap, while each is at
 #              least about half of chunk_bytes: below, the work for each frame costs more (measured)
@@ -61,75 +51,6 @@ class _Slab:
 class _Wait:
     specs: dict[Key, KeySpec]
     missing: set[Key]
-
-
-def size_of(spec: KeySpec) -> int:
-    """Return the bytes of a key's value."""
-    return math.prod(spec.shape) * spec.itemsize
-
-
-def check_spec(spec: KeySpec) -> None:
-    """Check a key as a peer describes it.
-
-    Raises:
-        TensorError: The key's name, dtype, item size or shape cannot be right.
-    """
-    key = spec.key
-    check_key(key)
-    itemsize = ITEMSIZES.get(spec.dtype)
-    if itemsize is None:
-        raise DtypeMismatch("unknown dtype", key=key, expected=", ".join(ITEMSIZES),
-                            got=spec.dtype[:100])
-    if spec.itemsize != itemsize:
-        raise DtypeMismatch(f"wrong item size of {spec.dtype}", key=key, expected=itemsize,
-                            got=spec.itemsize)
-    if len(spec.shape) > MAX_DIMENSIONS:
-        raise TensorError("too many dimensions", key=key, expected=f"at most {MAX_DIMENSIONS}",
-                          got=len(spec.shape))
-    if any(size < 0 or size >= 1 << 63 for size in spec.shape) or size_of(spec) >= 1 << 63:
-        raise TensorError("impossible shape", key=key,
-                          expected="sizes of at least 0, less than 2**63 bytes in all",
-                          got=spec.shape)
-    if spec.rows is not None:
-        tables.check_spec(spec)
-
-
-def check_key(key: Key) -> None:
-    """Check a key's name.
-
-    Raises:
-        TensorError: It is too long, or an integer of more than 64 bits.
-    """
-    if isinstance(key, str):
-        if len(key) > MAX_KEY_BYTES or len(key.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
-            raise TensorError("key is too long", key=key[:64], got=f"{len(key)} characters",
-                              expected=f"at most {MAX_KEY_BYTES} bytes")
-    elif not -(1 << 63) <= key < 1 << 64:
-        raise TensorError("key is too large", expected="64 bits", got=f"{key.bit_length()} bits")
-
-
-def _check_same(expected: KeySpec, got: KeySpec) -> None:
-    if expected.dtype != got.dtype:
-        raise DtypeMismatch("key exists with another dtype", key=got.key,
-                            expected=expected.dtype, got=got.dtype)
-    if expected.shape != got.shape:
-        raise ShapeMismatch("key exists with another shape", key=got.key,
-                            expected=expected.shape, got=got.shape)
-    if expected.rows != got.rows:
-        raise Disagreement("key exists as another kind of key", key=got.key,
-                           expected=tables.words(expected), got=tables.words(got))
-
-
-def _check_specs(specs: list[KeySpec]) -> None:
-    if len(specs) > MAX_KEYS:
-        raise ConfigError("too many keys in one call", expected=f"at most {MAX_KEYS}",
-                          got=len(specs))
-    seen: set[Key] = set()
-    for spec in specs:
-        check_spec(spec)
-        if spec.key in seen:
-            raise KeyExists("key twice in one call", key=spec.key)
-        seen.add(spec.key)
 
 
 class Routing:
@@ -205,14 +126,14 @@ class Routing:
             TensorError: A spec that cannot be right, or differs from the existing key's.
             ConfigError: The table would grow too large.
         """
-        _check_specs(keys)
+        check_specs(keys)
         new = []
         for spec in keys:
             placed = self._table.get(spec.key)
             if placed is None:
                 new.append(spec)
             else:
-                _check_same(placed.spec, spec)
+                check_same(placed.spec, spec)
         self._check_room(new)
         for spec in new:
             self._table[spec.key] = Placement(spec, self._place(spec), False)
@@ -226,7 +147,7 @@ class Routing:
         for key in keys:
             for waiter in sorted(self._waiting_for.get(key, ())):
                 try:
-                    _check_same(self._table[key].spec, self._waits[waiter].specs[key])
+                    check_same(self._table[key].spec, self._waits[waiter].specs[key])
                 except (TensorError, Disagreement) as error:
                     self._forget(waiter)
                     refused.append((waiter, error))
@@ -239,11 +160,11 @@ class Routing:
             TensorError: A spec that cannot be right, or differs from a declared key's.
             ClusterError: Nobody is left who could make the keys ready: WorkerLost, if so.
         """
-        _check_specs(keys)
+        check_specs(keys)
         for spec in keys:
             placed = self._table.get(spec.key)
             if placed is not None:
-                _check_same(placed.spec, spec)
+                check_same(placed.spec, spec)
         missing = {spec.key for spec in keys if spec.key not in self._ready}
         if not missing:
             return [self._table[spec.key] for spec in keys]

@@ -20,7 +20,8 @@ from asyncps.errors import (
 )
 from asyncps.protocol.messages import KeySpec, Piece
 from asyncps.state import routing as module
-from asyncps.state.routing import Routing, size_of
+from asyncps.state.keyspecs import size_of
+from asyncps.state.routing import Routing
 
 CHUNK, SLAB, SMALL = 64 * 1024, 16 * 1024, 4096
 SIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2,

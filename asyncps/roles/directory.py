@@ -1,0 +1,110 @@
+"""What a worker knows of one store: where keys live, and which optimizer the servers run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from asyncps import optim
+from asyncps.protocol.frames import ASSIGN, PUSH
+from asyncps.protocol.messages import Key, Piece, Placement, StoreConfig
+from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, bound_of
+from asyncps.roles.remotetable import RemoteTable
+from asyncps.state.rounds import CLOCK_WINDOW
+from asyncps.transport.link import Link
+
+# Plans of sets of keys that are kept for the next call.
+_PLANS = 256
+
+
+class Directory:
+    """Keys, units and plans; written by the loop.
+
+    Args:
+        config: What all workers said when they opened the store.
+        links: The servers by rank.
+
+    Attributes:
+        keys: What is known of each key.
+        units: By number.
+        optimizer: Its name, or None: this worker has set none.
+        hyper: Its hyper-parameters.
+        hyper_version: How often they were changed.
+    """
+
+    def __init__(self, config: StoreConfig, links: Sequence[Link]) -> None:
+        self.config = config
+        self.links = links
+        self.keys: dict[Key, KeyInfo] = {}
+        self.units: dict[int, RemoteUnit] = {}
+        self.optimizer: str | None = None
+        self.hyper: dict[str, Any] = {}
+        self.hyper_version = 0
+        # In dist_async a push is applied when it is taken: nothing stays open.
+        self._window = None if bound_of(config) is None else CLOCK_WINDOW
+        self._late: frozenset[int] = frozenset()
+        self._plans: dict[tuple[Key, ...], Plan] = {}
+
+    def add_placements(self, placements: Sequence[Placement]) -> None:
+        """Learn where keys live."""
+        for placement in placements:
+            if placement.spec.key in self.keys:
+                continue
+            pieces = [(self._learn(piece, placement), piece) for piece in placement.pieces]
+            self.keys[placement.spec.key] = KeyInfo(placement.spec, pieces)
+        self._plans.clear()
+
+    def _learn(self, piece: Piece, placement: Placement) -> RemoteUnit:
+        unit = self.units.get(piece.unit)
+        if unit is None and placement.spec.rows is not None:
+            unit = self.units[piece.unit] = RemoteTable(
+                self.links[piece.server], piece, placement.spec, self._window
+            )
+        if isinstance(unit, RemoteTable):
+            return unit
+        if unit is None:
+            unit = RemoteUnit(
+                self.links[piece.server], piece.server, piece.unit, piece.row >= 0, self._window,
+                self._late,
+            )
+            self.units[piece.unit] = unit
+        if piece.row >= 0:
+            while len(unit.sizes) <= piece.row:
+                unit.sizes.append(0)
+                unit.row_keys.append("")
+            unit.sizes[piece.row] = piece.size
+            unit.row_keys[piece.row] = placement.spec.key
+            unit.grow(len(unit.sizes))
+        else:
+            unit.sizes = [piece.size]
+            unit.row_keys = [placement.spec.key]
+        return unit
+
+    def use_optimizer(self, name: str, hyper: dict[str, Any]) -> None:
+        """All workers have set it."""
+        self.optimizer, self.hyper, self.hyper_version = name, dict(hyper), 0
+        if optim.by_name(name).builtin:
+            return
+        # The server applies these beside its loop, now or later, and so says when it has. Steps
+        # may be under way when another optimizer is set: what holds now holds for good.
+        in_step = bound_of(self.config) is not None
+        self._window, self._late = CLOCK_WINDOW, frozenset({ASSIGN} if in_step else {ASSIGN, PUSH})
+        for unit in self.units.values():
+            unit.track.window, unit.late = self._window, self._late
+
+    def plan_of(self, keys: tuple[Key, ...]) -> Plan | None:
+        """Return the plan that these keys had before. Any thread."""
+        return self._plans.get(keys)
+
+    def plan(self, keys: tuple[Key, ...]) -> Plan | None:
+        """Return where keys live, or None when one is not known here. Any thread."""
+        plan = self._plans.get(keys)
+        if plan is None:
+            infos = [self.keys.get(key) for key in keys]
+            if any(info is None for info in infos):
+                return None
+            plan = Plan([info for info in infos if info is not None])
+            if len(self._plans) > _PLANS:
+                self._plans.clear()
+            self._plans[keys] = plan
+        return plan

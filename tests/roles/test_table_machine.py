@@ -86,7 +86,7 @@ class TableMachine(RuleBasedStateMachine):
     def push(self, rank: int, ids: set[int], seed: int) -> None:
         rank %= len(self.workers)
         worker = self.workers[rank]
-        if worker.clock >= len(self.model.tables) - 1 + CLOCK_WINDOW:
+        if worker.clock >= self.applied + CLOCK_WINDOW:
             return
         worker.clock += 1
         which = np.array(sorted(ids), np.int64)
@@ -112,7 +112,7 @@ class TableMachine(RuleBasedStateMachine):
         rank %= len(self.workers)
         worker = self.workers[rank]
         self._deliver_all(rank)
-        if worker.clock >= len(self.model.tables) - 1 + CLOCK_WINDOW:
+        if worker.clock >= self.applied + CLOCK_WINDOW:
             return
         payload = np.array([8, 0, len(bad), *bad], "<i8").tobytes()
         payload += bytes(len(bad) * WIDTH * self.dtype.itemsize)
@@ -146,18 +146,23 @@ class TableMachine(RuleBasedStateMachine):
         if not hasattr(self, "workers"):
             return
         furthest = max(worker.clock for worker in self.workers)
-        for rank, worker in enumerate(self.workers):
-            while worker.clock < furthest:
-                if worker.clock >= len(self.model.tables) - 1 + CLOCK_WINDOW:
-                    break
-                self.push(rank, set(), 0)
-        for rank in range(len(self.workers)):
-            self._deliver_all(rank)
+        for _ in range(furthest + 1):
+            for rank, worker in enumerate(self.workers):
+                if worker.clock < furthest:
+                    self.push(rank, set(), 0)
+                self._deliver_all(rank)
         for rank in range(len(self.workers)):
             self._read(rank)
         for rank, worker in enumerate(self.workers):
-            if worker.clock <= len(self.model.tables) - 1:
-                assert not worker.unanswered, (rank, worker.unanswered)
+            assert worker.clock == furthest == self.applied
+            assert not worker.unanswered, (rank, worker.unanswered)
+
+    @property
+    def applied(self) -> int:
+        """The clock that a worker could know of: it asks with WAIT before it pushes further."""
+        unit: Any = self.server.keeper.units[0]
+        applied: int = unit.rounds.applied
+        return applied
 
     def _ask(self, rank: int, frame: Frame, which: Any) -> None:
         worker = self.workers[rank]

@@ -239,7 +239,7 @@ class Client:
             return
         # Rows at different clocks: a frame for each clock.
         index = {row: place for place, row in enumerate(slab.rows)}
-        starts = dict(zip(slab.rows, _starts(unit, slab.rows), strict=True))
+        starts = dict(zip(slab.rows, unit.starts_of(slab.rows), strict=True))
         for step in steps:
             members = slab.rows if step.rows is None else list(step.rows)
             part = None
@@ -250,7 +250,7 @@ class Client:
                 ))
             chosen = [index[row] for row in members]
             self._when_open(
-                op, kind, unit, step, _size_of(unit, members), part, None,
+                op, kind, unit, step, unit.size_of(members), part, None,
                 None if arrays is None else (
                     slab.dtype, tuple([slab.shapes[i] for i in chosen]),
                     [arrays[i] for i in chosen],
@@ -310,7 +310,7 @@ class Client:
         waiting.on_end(ended)
         self._post(
             waiting, WAIT, unit, Step(need, held.step.rows, 0),
-            _size_of(unit, held.step.rows), None, None, None, 1 << 20,
+            unit.size_of(held.step.rows), None, None, None, 1 << 20,
             late=lambda: self.ask_for_room(unit),
         )
 
@@ -407,15 +407,3 @@ def _give_up(unit: RemoteUnit, first: Held, error: AsyncPSError) -> None:
     for item in held:
         item.detach(error)
         item.let_go()
-
-
-def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:
-    starts, begin = [], 0
-    for row in rows:
-        starts.append(begin)
-        begin += unit.sizes[row]
-    return starts
-
-
-def _size_of(unit: RemoteUnit, rows: Sequence[int] | None) -> int:
-    return sum(unit.sizes) if rows is None else sum(unit.sizes[row] for row in rows)

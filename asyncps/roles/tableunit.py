@@ -90,6 +90,7 @@ class TableParts(Unit):
     __slots__ = ()
 
     accumulator = TableAccumulator
+    is_dense = False
     table: Table
     waiting_bytes: dict[int, int]
 
@@ -243,7 +244,8 @@ class TableParts(Unit):
         for buffer in found.kept:
             self.pool.give(buffer)
 
-    def _publish(self, buffer: Bytes, clock: int) -> None:
+    def publish(self, buffer: Bytes, clock: int) -> None:
+        """As `Unit.publish`: the rows that it names."""
         named = rows.parse(buffer.data)
         self.table.assign(named.to_ids(), buffer[named.size :].view(self.dtype.bits))
         self.pool.give(buffer)

@@ -171,15 +171,13 @@ def launch(
     """Run COMMAND as the workers of a new job, with scheduler and servers.
 
     The first process that fails ends the job, and its exit code is the launcher's (128+n for
-    signal n).
+    signal n); with --on-worker-lost continue, the last worker of all, or another process.
     """
     if launcher != "local":
         raise NotYetError(f"--launcher {launcher} is not there yet", expected="local")
     for name in ("hostfile", "sync_dst_dir", "p3"):
         if options[name]:
             raise NotYetError(f"--{name.replace('_', '-')} is not there yet")
-    if on_worker_lost != "fail":
-        raise NotYetError(f"--on-worker-lost {on_worker_lost} is not there yet", expected="fail")
     if not command:
         raise ConfigError("launch needs a command",
                           expected="asyncps launch -n 2 -- python train.py ...")

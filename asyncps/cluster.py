@@ -274,8 +274,7 @@ class _Home:
             self._runtime.run(_abandon(self._worker))
             self.close()
         elif self._cores:
-            self._runtime.run(core.flush())
-            core.client.closed = True
+            self._runtime.run(core.release())
         else:
             try:
                 self._runtime.run(core.close())

@@ -65,7 +65,9 @@ class Config:
         "uvloop", "uvloop or asyncio", "uvloop is the fast path", "ASYNCPS_LOOP"
     )
     on_worker_lost: str = _setting(
-        "fail", "fail", "what survivors do when a worker is lost", "ASYNCPS_ON_WORKER_LOST"
+        "fail", "fail or continue",
+        "what survivors do when a worker is lost; the scheduler's setting counts",
+        "ASYNCPS_ON_WORKER_LOST",
     )
     imports: str = _setting(
         "", "module names, separated by commas", "modules with optimizers of your own",
@@ -138,11 +140,9 @@ class Config:
             raise ConfigError("unknown role", expected=", ".join(ROLES), got=repr(self.role))
         if self.loop not in ("uvloop", "asyncio"):
             raise ConfigError("unknown loop", expected="uvloop or asyncio", got=repr(self.loop))
-        if self.on_worker_lost != "fail":
-            raise ConfigError(
-                "on_worker_lost has one value in this version",
-                expected="fail", got=repr(self.on_worker_lost),
-            )
+        if self.on_worker_lost not in ("fail", "continue"):
+            raise ConfigError("unknown on_worker_lost", expected="fail or continue",
+                              got=repr(self.on_worker_lost))
         for name in ("num_workers", "num_servers"):
             if not 1 <= getattr(self, name) <= 4096:
                 raise ConfigError(f"{name} is out of range", expected="1 to 4096",

@@ -78,13 +78,22 @@ class Core(RowCalls):
             if m.role == "worker" and m.hostname == mine.hostname and m.rank < mine.rank
         )
 
+    def check_open(self) -> None:
+        """Refuse to work on a closed store.
+
+        Raises:
+            ClosedError: It is closed.
+        """
+        self._check_open()
+
     def is_capable(self, capability: str) -> bool:
         """Whether the store can do something."""
         return is_capable(capability)
 
     def num_dead_node(self) -> int:
         """How many nodes are lost."""
-        return 1 if isinstance(self.worker.node.failure, NodeLost) else 0
+        node = self.worker.node
+        return len(node.gone) + (1 if isinstance(node.failure, NodeLost) else 0)
 
     # ---- calls, built in the caller's thread ----
 
@@ -234,11 +243,21 @@ class Core(RowCalls):
         await self.flush()
         await self.worker.barrier(self.client)
 
+    async def join(self) -> int:
+        """Flush, and be waited for no longer until all workers have joined."""
+        self._check_open()
+        return await self.worker.join(self.client)
+
     async def close(self) -> None:
         """Flush, then leave."""
         if self.worker.node.failure is None:
             await self.flush()
         await self.worker.close()
+
+    async def release(self) -> None:
+        """Flush, and have no more to do with this store; the worker stays."""
+        await self.flush()
+        await self.worker.close_store(self.client)
 
     async def let_go(self, call: Call) -> None:
         """Take the caller's memory back; what was not begun is not begun any more."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from asyncps import optim
 from asyncps.call import Call, Handle
+from asyncps.checkpointverbs import AsyncCheckpointVerbs, CheckpointVerbs
 from asyncps.core import Core
 from asyncps.errors import ClosedError
 from asyncps.later import LaterVerbs
@@ -23,7 +24,7 @@ from asyncps.rowverbs import AsyncRowVerbs, RowVerbs
 from asyncps.values import as_keys
 
 
-class KVStore(RowVerbs, LaterVerbs):
+class KVStore(CheckpointVerbs, RowVerbs, LaterVerbs):
     """A store for programs without an event loop of their own; every verb blocks.
 
     Made by `asyncps.create` or `LocalCluster.run`. May be used from several threads.
@@ -168,6 +169,23 @@ class KVStore(RowVerbs, LaterVerbs):
         """Wait for all workers, after this worker's pushes are accepted."""
         self._runtime.run(self._core.barrier())
 
+    def join(self) -> int:
+        """Say that this worker has no more data, and wait until all workers have said so.
+
+        Its pushes are accepted first. From then on rounds do not wait for it, nor do barriers. When
+        all have joined everybody counts again, and their clocks agree: the next epoch may begin.
+        There is no deadline; a worker that leaves is not waited for.
+
+        Returns:
+            The rank of the worker that joined last.
+
+        Raises:
+            WorkerLost: A worker was lost, unless the job goes on without it.
+            AsyncPSError: An earlier push failed; this worker has not joined.
+        """
+        with self._core.lanes_closed():
+            return self._runtime.run(self._core.join())
+
     def close(self) -> None:
         """Wait until pushes are accepted, then leave for good."""
         self._on_close(True)
@@ -260,7 +278,7 @@ class KVStore(RowVerbs, LaterVerbs):
             self._runtime.run(self._core.let_go(call))
 
 
-class AsyncKVStore(AsyncRowVerbs, LaterVerbs):
+class AsyncKVStore(AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
     """The same store for programs with an event loop; every verb is a coroutine.
 
     Made by `async with asyncps.connect(...)`. See `KVStore` for what the verbs mean.
@@ -323,6 +341,10 @@ class AsyncKVStore(AsyncRowVerbs, LaterVerbs):
     async def barrier(self) -> None:
         """As `KVStore.barrier`."""
         await self._core.barrier()
+
+    async def join(self) -> int:
+        """As `KVStore.join`."""
+        return await self._core.join()
 
     async def close(self) -> None:
         """As `KVStore.close`."""

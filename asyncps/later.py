@@ -24,32 +24,12 @@ class LaterLocalVerbs:
         """Not there yet."""
         refuse("set_gradient_compression")
 
-    def join(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("join")
-
 
 class LaterVerbs(LaterLocalVerbs):
     """The verbs that a store of a cluster does not have yet."""
-
-    def save(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("save")
-
-    def save_optimizer_states(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("save_optimizer_states")
-
-    def load_optimizer_states(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("load_optimizer_states")
 
     def set_updater(self, *_: Any, **__: Any) -> NoReturn:
         """Not there yet."""
         refuse("set_updater")
 
     _set_updater = set_updater
-
-    def load(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("load")

@@ -20,7 +20,9 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.later import LaterLocalVerbs
+from asyncps.localtables import LocalHandle, LocalRowVerbs, LocalTable, LocalTables
 from asyncps.localvalues import Kind, Value, check_same, describe, restore
+from asyncps.tablevalues import check_shape
 from asyncps.tensor import checkpoint, updates
 from asyncps.values import Array, Key, as_keys, as_values, host_array, merged
 
@@ -28,25 +30,7 @@ Path = str | os.PathLike[str]
 Updater = Callable[[Key, Array, Array], None]
 
 
-class LocalHandle:
-    """A verb that has ended already, with the face of a Handle."""
-
-    def __init__(self, result: Any = None) -> None:
-        self._result = result
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Return the result."""
-        return self._result
-
-    def done(self) -> bool:
-        """Always True."""
-        return True
-
-    def exception(self) -> None:
-        """Nothing went wrong, or the verb would have raised."""
-
-
-class LocalStore(LaterLocalVerbs):
+class LocalStore(LocalRowVerbs, LaterLocalVerbs):
     """A store whose only worker is this process; the verbs mean what they mean in `KVStore`.
 
     Args:
@@ -65,6 +49,7 @@ class LocalStore(LaterLocalVerbs):
         self.type = type
         self._reduce = reduce
         self._values: dict[Key, Value] = {}
+        self._tables = LocalTables()
         self._optimizer: Kind | None = None
         self._hyper: Mapping[str, Any] = {}
         self._updater: Updater | None = None
@@ -72,12 +57,21 @@ class LocalStore(LaterLocalVerbs):
         self._closed = False
         self._rounds = 0
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(
+        self, key: Any, value: Any, *, shape: Any = None, dtype: Any = np.float32
+    ) -> None:
         """Initialise keys; one that exists is checked and not changed."""
         self._check_open()
         keys, listed = as_keys(key)
         made: dict[Key, Value] = {}
-        for name, given in zip(keys, as_values(len(keys), value, listed), strict=True):
+        tables: dict[Key, LocalTable] = {}
+        values = as_values(len(keys), value, listed)
+        check_shape(shape, values)
+        for name, given in zip(keys, values, strict=True):
+            table = self._tables.made(name, given, shape, dtype, self._reduce, self._values)
+            if table is not None:
+                tables[name] = table
+                continue
             first = given[0] if isinstance(given, (list, tuple)) and given else given
             array = host_array(first, name)
             fresh = Value(name, array.copy())
@@ -89,11 +83,15 @@ class LocalStore(LaterLocalVerbs):
             else:
                 made[name] = fresh
         self._values.update(made)
+        self._tables.add(tables)
 
     def assign(self, key: Any, value: Any) -> None:
         """Overwrite values."""
         keys, arrays = self._arrays(key, value)
         for name, array in zip(keys, arrays, strict=True):
+            if name in self._tables:
+                self._tables.find(name).assign(array)
+                continue
             self._values[name].array = array.copy()
             self._values[name].state.pop(updates.MASTER, None)
 
@@ -102,8 +100,13 @@ class LocalStore(LaterLocalVerbs):
         keys, arrays = self._arrays(key, value)
         for name in keys if self._optimizer is not None else ():
             self._check_usable(name)
+        if self._updater is not None:
+            self._tables.refuse_updater(keys)
         for name, array in zip(keys, arrays, strict=True):
-            if self._updater is not None:
+            if name in self._tables:
+                self._tables.find(name).push(
+                    array, self._optimizer, self._hyper, self._multi_precision)
+            elif self._updater is not None:
                 self._updater(name, array.copy(), self._values[name].array)
             else:
                 self._apply(self._values[name], array)
@@ -126,8 +129,11 @@ class LocalStore(LaterLocalVerbs):
         self, key: Any, value: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:
         """Push, then pull; without `out` into the value."""
-        out = value if out is None else out
         keys, listed = as_keys(key)
+        if any(name in self._tables for name in keys):
+            result = self._tables.pushpull(self, keys, listed, value, out)
+            return LocalHandle(result) if async_op else result
+        out = value if out is None else out
         self._outs(keys, listed, out)  # a wrong one must not cost a push
         self.push(key, value, priority)
         return self.pull(key, out, priority, async_op)
@@ -143,8 +149,7 @@ class LocalStore(LaterLocalVerbs):
         chosen = optim.resolve(optimizer, hyper)
         self._optimizer, self._hyper = type(chosen), updates.prepared(chosen.hyper)
         self._updater = None
-        for value in self._values.values():
-            value.forget()
+        self._forget()
 
     def set_hyperparameters(self, **hyper: Any) -> None:
         """Change some hyper-parameters and keep the optimizer's state."""
@@ -168,8 +173,7 @@ class LocalStore(LaterLocalVerbs):
             raise ConfigError("an updater is a function of key, input, stored",
                               got=type(updater).__name__)
         self._updater, self._optimizer, self._hyper = updater, None, {}
-        for value in self._values.values():
-            value.forget()
+        self._forget()
 
     _set_updater = set_updater
 
@@ -248,10 +252,16 @@ class LocalStore(LaterLocalVerbs):
         """There is nobody to wait for."""
         self._check_open()
 
+    def join(self) -> int:
+        """There is nobody to wait for: this worker, 0, is the last to join."""
+        self._check_open()
+        return 0
+
     def close(self) -> None:
         """Forget all values."""
         self._closed = True
         self._values.clear()
+        self._tables.by_key.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -263,7 +273,8 @@ class LocalStore(LaterLocalVerbs):
         """Return plain data."""
         self._check_open()
         return {
-            "type": self.type, "rank": 0, "keys": len(self._values), "rounds": self._rounds,
+            "type": self.type, "rank": 0, "keys": len(self._values) + len(self._tables.by_key),
+            "rounds": self._rounds,
             "sent_bytes": 0, "received_bytes": 0, "queued_bytes": 0, "queued_frames": 0,
             "unanswered": 0, "budget_used_bytes": 0, "waited_s": {}, "waiting_s": {}, "servers": [],
         }
@@ -296,21 +307,31 @@ class LocalStore(LaterLocalVerbs):
             known.array = array
 
     def _write(self, path: Path, weights: dict[Key, Array]) -> None:
+        self._tables.refuse_checkpoint()
         states = {key: value.state for key, value in self._values.items()}
         meta = describe(self.type, self._optimizer, self._hyper, self._values)
         checkpoint.write(path, weights, states, meta)
 
     def _take(self, found: checkpoint.Checkpoint, made: dict[Key, Value]) -> None:
+        self._tables.refuse_checkpoint()
         kind, hyper = restore(found, made)
         if kind is not None:
             self._optimizer, self._hyper, self._updater = kind, hyper, None
         self._values = made
 
-    def _arrays(self, key: Any, value: Any) -> tuple[tuple[Key, ...], list[Array]]:
+    def _forget(self) -> None:
+        for value in self._values.values():
+            value.forget()
+        self._tables.forget()
+
+    def _arrays(self, key: Any, value: Any) -> tuple[tuple[Key, ...], list[Any]]:
         self._check_open()
         keys, listed = as_keys(key)
-        arrays = []
+        arrays: list[Any] = []
         for name, given in zip(keys, as_values(len(keys), value, listed), strict=True):
+            if name in self._tables:
+                arrays.append(self._tables.find(name).checked(given))
+                continue
             array = merged(given, name)
             check_same(name, self._find(name).array, array)
             arrays.append(array)
@@ -337,6 +358,9 @@ class LocalStore(LaterLocalVerbs):
     def _check_usable(self, key: Key) -> None:
         assert self._optimizer is not None
         try:
+            if key in self._tables:
+                self._tables.check_usable(key, self._optimizer, self._hyper)
+                return
             updates.check_usable(self._optimizer.name, self._values[key].dtype, self._hyper)
         except OptimizerError as error:
             error.key = key
@@ -362,6 +386,9 @@ class LocalStore(LaterLocalVerbs):
 
     def _find(self, key: Key) -> Value:
         value = self._values.get(key)
+        if key in self._tables:
+            raise TensorError("pull of a row-sparse key", key=key,
+                              expected="row_sparse_pull(key, row_ids)")
         if value is None:
             raise UnknownKey("this key was never initialised", key=key)
         return value

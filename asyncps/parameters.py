@@ -14,6 +14,7 @@ import numpy as np
 
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError
 from asyncps.tensor.arrays import from_host, to_host
+from asyncps.tensor.rowsparse import RowSparse
 from asyncps.values import Array, Key, as_key, key_spec
 
 
@@ -27,6 +28,8 @@ class Parameter:
     Attributes:
         key: As given.
         fixed: It has no gradient and stays as it is (Gluon's `grad_req = "null"`).
+        sparse: Its gradients are RowSparse: it has one already, or says so (`grad_stype =
+            "row_sparse"`, as in Gluon).
         devices: How many local devices it has an array on.
         shape, dtype: Of the arrays.
 
@@ -51,6 +54,10 @@ class Parameter:
             raise TensorError(f"not an array: {error}", key=key) from None
         self.devices = len(given)
         self.shape, self.dtype = first.shape, first.dtype
+        self.sparse = not self.fixed and (
+            getattr(source, "grad_stype", "default") == "row_sparse"
+            or any(isinstance(each, RowSparse) for each in _per_device(source.grad))
+        )
         key_spec(key, first)  # raises for a dtype that cannot be stored
         for array in given:
             self._check(array)
@@ -58,7 +65,7 @@ class Parameter:
                 raise TensorError("weights that are read-only", key=key)
         self._hosts: dict[tuple[str, int], Array] = {}
         # What stands for a gradient that was not computed, until the step is over.
-        self.stand_in: list[Array] | None = None
+        self.stand_in: list[Any] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -80,6 +87,10 @@ class Parameter:
 
     def put_weights(self) -> None:
         """Bring what was written into `weights` to the parameter's own arrays."""
+        if self.sparse:
+            first, *others = self.weights()
+            for other in others:
+                np.copyto(other, first)
         self._put("data", self._data())
 
     def has_gradient(self) -> bool:
@@ -90,6 +101,9 @@ class Parameter:
 
     def stand_in_zeros(self) -> None:
         """Let zeros be the gradient of this step."""
+        if self.sparse:
+            self.stand_in = [RowSparse([], np.empty((0, *self.shape[1:]), self.dtype), self.shape)]
+            return
         self.stand_in = [np.zeros(self.shape, self.dtype) for _ in range(self.devices)]
 
     def check_gradient(self) -> None:
@@ -105,12 +119,37 @@ class Parameter:
             raise ShapeMismatch("gradients of another number of devices", key=self.key,
                                 expected=self.devices, got=len(given))
         for array in given:
+            if isinstance(array, RowSparse) is not self.sparse:
+                raise TensorError(
+                    "a gradient of another kind", key=self.key, got=type(array).__name__,
+                    expected="RowSparse" if self.sparse else "an array, or grad_stype='row_sparse'")
             self._check(array)
 
-    def gradients(self) -> list[Array]:
-        """Return one array a device with the gradient, to be read."""
+    def begin_rows(self, store: Any) -> None:
+        """Initialise the row-sparse key of these weights, and take the store's."""
+        place = self.read_weights()[0]
+        every = np.arange(self.shape[0])
+        store.init(self.key, RowSparse(every, place, self.shape))
+        store.row_sparse_pull(self.key, every, out=place)
+        self.put_weights()
+
+    def exchange_rows(self, store: Any, priority: int) -> Any:
+        """Push sparse gradients and pull the weights; return the handle of the pull.
+
+        All rows are pulled: nobody here knows which ones the others have changed.
+        """
+        store.push(self.key, self.gradients(), priority)
+        return store.row_sparse_pull(
+            self.key, np.arange(self.shape[0]), out=self.weights()[0], priority=priority,
+            async_op=True,
+        )
+
+    def gradients(self) -> list[Any]:
+        """Return one array, or RowSparse, a device with the gradient, to be read."""
         if self.stand_in is not None:
             return self.stand_in
+        if self.sparse:
+            return _per_device(self._source.grad)
         return [to_host(array) for array in _per_device(self._source.grad)]
 
     def gradient_places(self) -> list[Array]:

@@ -81,10 +81,19 @@ def declared(
             array = host_array(first, name)
             specs.append(key_spec(name, array))
             firsts.append(as_bytes(array))
+    check_shape(shape, given)
+    return specs, firsts
+
+
+def check_shape(shape: Any, given: Sequence[Any]) -> None:
+    """Refuse a shape that no value of an `init` takes.
+
+    Raises:
+        ConfigError: No value is an initializer.
+    """
     if shape is not None and not any(isinstance(value, INITIALIZERS) for value in given):
         raise ConfigError("a shape without an initializer: a value has its own",
                           expected="one of asyncps.initializer", got=shape)
-    return specs, firsts
 
 
 class Contribution:

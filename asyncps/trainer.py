@@ -65,10 +65,10 @@ class Trainer:
 
     Args:
         params: A dict or list of anything with `data` and `grad`: an array, or a list of arrays of
-            several local devices. Weights are written in place, into NumPy or CuPy arrays. The keys
-            of a dict, or the places in a list, are the keys in the store, and their order is the
-            order of the layers: parameter i has priority -i, and all values of at most 32 KiB
-            travel together, as the first of them. `grad_req = "null"` says that a parameter stays
+            several local devices; a `grad` may be a RowSparse. Weights are written in place, into
+            NumPy or CuPy arrays. The keys of a dict, or the places in a list, are the keys in the
+            store, and their order is that of the layers: parameter i has priority -i, and all
+            values of at most 32 KiB travel together, as the first of them. `grad_req = "null"` says that a parameter stays
             as it is.
         optimizer: A name or an Optimizer, which is copied.
         optimizer_params: Hyper-parameters by name. `rescale_grad` is multiplied by 1/batch_size.
@@ -103,13 +103,16 @@ class Trainer:
         self._optimizer.hyper = dict(self._optimizer.hyper)
         self._scale = float(self._optimizer.hyper.get("rescale_grad", 1.0))
         devices = self._parameters[0].devices if self._parameters else 1
+        sparse = any(parameter.sparse for parameter in self._parameters)
+        if sparse and kvstore is None:
+            kvstore = "local"  # sparse gradients are applied by a store only
         if isinstance(kvstore, str) and kvstore in _LOCAL and devices == 1:
-            kvstore = kvstore if update_on_kvstore else None
+            kvstore = kvstore if update_on_kvstore or sparse else None
         if isinstance(kvstore, AsyncKVStore):
             raise ConfigError("a trainer needs a blocking store", expected="asyncps.create",
                               got=kvstore)
         kind = kvstore if kvstore is None or isinstance(kvstore, str) else kvstore.type
-        self._on_store = update_on_store(kind, update_on_kvstore)
+        self._on_store = update_on_store(kind, update_on_kvstore, sparse_gradient=sparse)
         self._mine = create(kvstore) if isinstance(kvstore, str) else None
         self._store = kvstore if self._mine is None else self._mine
         self._distributed = self._store is not None and self._store.num_workers > 1
@@ -261,12 +264,13 @@ class Trainer:
         if self._store is not None:
             if self._on_store:
                 self._store.set_optimizer(self._optimizer)
-            weights = [parameter.read_weights() for parameter in parameters]
-            keys = [parameter.key for parameter in parameters]
+            dense = [parameter for parameter in parameters if not parameter.sparse]
+            weights = [parameter.read_weights() for parameter in dense]
+            keys = [parameter.key for parameter in dense]
             if keys:
                 self._store.broadcast(keys, [each[0] for each in weights], weights)
-                for parameter in parameters:
-                    parameter.put_weights()
+            for parameter in parameters:
+                parameter.begin_rows(self._store) if parameter.sparse else parameter.put_weights()
         if self._on_store:
             return
         if self._store is not None:
@@ -344,22 +348,25 @@ class Trainer:
         """Push all gradients, and pull weights or sums; first layers first."""
         places = {
             each.key: each.weights() if self._on_store else each.gradient_places()
-            for each in chosen
+            for each in chosen if not each.sparse
         }
         order = {each.key: -index for index, each in enumerate(self._parameters)}
-        small = [each for each in chosen if each.nbytes <= _SMALL_BYTES]
-        groups = [[each] for each in chosen if each.nbytes > _SMALL_BYTES]
+        sparse = [each for each in chosen if each.sparse]
+        dense = [each for each in chosen if not each.sparse]
+        small = [each for each in dense if each.nbytes <= _SMALL_BYTES]
+        groups = [[each] for each in dense if each.nbytes > _SMALL_BYTES]
         groups += [small] if small else []
         groups.sort(key=lambda group: -order[group[0].key])
         handles = [
             self._store.pushpull(
                 [self._key(each) for each in group], [each.gradients() for each in group],
                 out=[places[each.key] for each in group], priority=order[group[0].key],
-                async_op=len(groups) > 1,  # a lone call is quicker when it blocks
+                async_op=len(groups) + len(sparse) > 1,  # a lone call is quicker when it blocks
             )
             for group in groups
         ]
-        if len(groups) > 1:
+        handles += [each.exchange_rows(self._store, order[each.key]) for each in sparse]
+        if len(handles) > 1 or sparse:
             _wait_for_all(handles)
         for each in chosen:
             if self._on_store:

@@ -83,7 +83,6 @@ def test_version_and_help_exit_with_0(capsys: pytest.CaptureFixture[str]) -> Non
         ["launch", "-n", "1", "-H", "hosts", "true"],
         ["launch", "-n", "1", "--sync-dst-dir", "/tmp", "true"],
         ["launch", "-n", "1", "--p3", "true"],
-        ["launch", "-n", "1", "--on-worker-lost", "continue", "true"],
     ],
 )
 def test_what_is_not_there_yet_says_so_and_exits_with_2(

@@ -13,7 +13,13 @@ import pytest
 
 import asyncps
 from asyncps.config import Config
-from asyncps.errors import ClosedError, ClusterError, ConfigError, RendezvousTimeout
+from asyncps.errors import (
+    ClosedError,
+    ClusterError,
+    ConfigError,
+    RendezvousTimeout,
+    UnknownKey,
+)
 from tests.faults.job import ROOT, START_S, TRAIN_BRIEFLY, Job, ReservedPort
 from tests.support.processes import ProcessGroup
 
@@ -52,6 +58,17 @@ def test_store_that_was_closed_can_be_opened_again() -> None:
             with asyncps.create("dist_sync", name="again") as store:
                 store.init("w", np.zeros(5, "f4"))
                 assert (store.pushpull("w", np.ones(5, "f4")) == 1).all()
+
+
+def test_values_of_a_store_that_all_have_closed_are_forgotten() -> None:
+    with asyncps.create("dist_sync"):
+        with asyncps.create("dist_sync", name="again") as store:
+            store.init("w", np.ones(5, "f4"))
+        with asyncps.create("dist_async", name="again") as store:  # other words, and other values
+            with pytest.raises(UnknownKey):
+                store.pull("w")
+            store.init("w", np.zeros((2, 2), "i8"))
+            assert (store.pull("w") == 0).all()
 
 
 def test_last_store_to_close_leaves_and_the_next_begins_anew() -> None:

@@ -15,7 +15,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "num_workers": ("5", 5), "num_servers": ("6", 6), "scheduler": ("h:1", "h:1"),
     "token": ("secret", "secret"), "job": ("j", "j"), "bind": ("h:1-2", "h:1-2"),
     "advertise": ("h", "h"), "interface": ("lo", "lo"), "loop": ("asyncio", "asyncio"),
-    "on_worker_lost": ("fail", "fail"), "log_level": ("DEBUG", "DEBUG"),
+    "on_worker_lost": ("continue", "continue"), "log_level": ("DEBUG", "DEBUG"),
     "imports": ("mine,yours", "mine,yours"),
     "metrics_host": ("h", "h"),
 }  # fmt: skip
@@ -99,7 +99,7 @@ def test_number_that_cannot_be_read_names_its_variable(env: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("words", [
-    {"role": "boss"}, {"loop": "trio"}, {"on_worker_lost": "continue"}, {"num_workers": 0},
+    {"role": "boss"}, {"loop": "trio"}, {"on_worker_lost": "restart"}, {"num_workers": 0},
     {"num_servers": 5000}, {"role": "worker", "rank": 1}, {"role": "worker", "rank": -1},
     {"role": "scheduler", "rank": 1}, {"round_s": 0.0}, {"answer_s": -1.0},
     {"heartbeat_s": float("nan")}, {"round_s": float("inf")}, {"chunk_bytes": 1},

@@ -24,7 +24,8 @@ def test_both_spellings_are_one_thing() -> None:
 def test_defaults_are_those_of_mxnet() -> None:
     assert optim.SGD().hyper == {
         "learning_rate": 0.01, "momentum": 0.0, "wd": 0.0, "rescale_grad": 1.0,
-        "clip_gradient": -1.0, "nesterov": False, "lr_mult": [], "wd_mult": [],
+        "clip_gradient": -1.0, "nesterov": False, "lazy_update": True, "lr_mult": [],
+        "wd_mult": [],
     }  # fmt: skip
     adam = optim.Adam().hyper
     assert (adam["learning_rate"], adam["beta1"], adam["beta2"], adam["epsilon"]) == (
@@ -106,6 +107,7 @@ MXNET_DEFAULTS = {
 def test_defaults_of_the_others_are_those_of_mxnet(name: str) -> None:
     rest = {"wd": 0.0, "rescale_grad": 1.0, "clip_gradient": -1.0, "lr_mult": [], "wd_mult": []}
     hyper = getattr(optim, name)().hyper
+    assert hyper.pop("lazy_update", True) is True  # of those that MXNet can do lazily, there too
     hyper.pop("correct_bias", None)  # not MXNet's: its operator leaves that to the caller
     assert hyper == {**MXNET_DEFAULTS[name], **rest}
 

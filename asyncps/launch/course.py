@@ -4,7 +4,8 @@
        any of these --a failure--> speaking --1 s--> terminating --> over     (failure: exit not 0)
        any of these --signal of the user--> terminating --> over
 
-Over means that whoever is still alive is killed.
+Over means that whoever is still alive is killed. A job that goes on without lost workers fails by
+them only when no worker is left; a lost one counts as ended, though it may still be alive.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """Tell the user that the job goes on without a worker, and the scheduler if it can hear."""
+
+    member: Member
+    reason: str
+    tell_scheduler: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Terminate:
     """Send SIGTERM to the groups of all who live."""
 
@@ -71,7 +81,7 @@ class Say:
     text: str
 
 
-Order = Failed | Terminate | Say
+Order = Failed | Lost | Terminate | Say
 
 
 class Course:
@@ -82,9 +92,18 @@ class Course:
         exit_code: The launcher's exit code.
         culprit: The member whose failure ended the job.
         reason: What it did.
+        lost: The workers that the job went on without, and why.
+
+    Args:
+        num_workers: How many there are.
+        deadlines: How long each phase may take.
+        now: In seconds.
+        goes_on: A lost worker ends the job only if no other is left.
     """
 
-    def __init__(self, num_workers: int, deadlines: Deadlines, now: float) -> None:
+    def __init__(
+        self, num_workers: int, deadlines: Deadlines, now: float, *, goes_on: bool = False
+    ) -> None:
         self.phase = Phase.STARTING
         self.exit_code = 0
         self.culprit: Member | None = None
@@ -92,7 +111,10 @@ class Course:
         self._deadlines = deadlines
         self._deadline: float | None = now + deadlines.announce
         self._alive: set[Member] = set()
-        self._workers_to_end = num_workers
+        self._goes_on = goes_on
+        self.lost: dict[Member, str] = {}
+        self._first_loss = 1  # the exit code of the worker that was lost first
+        self._num_workers = self._workers_to_end = num_workers
         self._left_early: Member | None = None
         self._interrupted = False
 
@@ -114,13 +136,16 @@ class Course:
         self._alive.discard(member)
         orders: list[Order] = []
         if self.phase in (Phase.STARTING, Phase.RUNNING, Phase.LEAVING):
-            if code != 0:
+            if member in self.lost:
+                pass  # it was counted when the scheduler declared it lost
+            elif code != 0 and self._can_lose(member):
+                scheduler = Member("scheduler", 0) in self._alive
+                orders = self._lose(member, exit_code_of(code), describe_end(code), now,
+                                    tell_scheduler=scheduler)
+            elif code != 0:
                 orders = self._fail(member, exit_code_of(code), describe_end(code))
             elif member.role == "worker":
-                self._workers_to_end -= 1
-                if self._workers_to_end == 0:
-                    self.phase = Phase.LEAVING
-                    self._deadline = now + self._deadlines.leave
+                self._worker_ended(now)
             elif self.phase is Phase.STARTING:
                 orders = self._fail(member, 1, "ended before it said where it listens")
             elif self.phase is Phase.RUNNING:
@@ -128,6 +153,15 @@ class Course:
         if not self._alive and self.phase not in (Phase.STARTING, Phase.RUNNING):
             self.phase, self._deadline = Phase.OVER, None
         return orders
+
+    def declared_lost(self, member: Member, reason: str, now: float) -> list[Order]:
+        """The scheduler says that it goes on without a worker, whose process may be alive."""
+        if member in self.lost or not self._can_lose(member):
+            return []
+        reason = f"was declared lost: {reason}"
+        if member not in self._alive:  # it ended as if all were well
+            return [Say(f"{member} {reason}")]
+        return self._lose(member, 1, reason, now, tell_scheduler=False)
 
     def reported(self, now: float) -> None:
         """The scheduler knows; the survivors' second begins."""
@@ -168,6 +202,29 @@ class Course:
             return self._terminate(now + self._deadlines.terminate)
         self.phase, self._deadline = Phase.OVER, None
         return []
+
+    def _can_lose(self, member: Member) -> bool:
+        going_on = self.phase in (Phase.RUNNING, Phase.LEAVING)
+        return self._goes_on and going_on and member.role == "worker"
+
+    def _lose(
+        self, member: Member, exit_code: int, reason: str, now: float, *, tell_scheduler: bool
+    ) -> list[Order]:
+        if not self.lost:
+            self._first_loss = exit_code
+        self.lost[member] = reason
+        orders: list[Order] = [Lost(member, reason, tell_scheduler)]
+        if len(self.lost) == self._num_workers:
+            first = next(iter(self.lost))
+            return orders + self._fail(first, self._first_loss, self.lost[first])
+        self._worker_ended(now)
+        return orders
+
+    def _worker_ended(self, now: float) -> None:
+        self._workers_to_end -= 1
+        if self._workers_to_end == 0:
+            self.phase = Phase.LEAVING
+            self._deadline = now + self._deadlines.leave
 
     def _leave_early(self, member: Member, now: float) -> None:
         if not any(other.role != "worker" for other in self._alive):

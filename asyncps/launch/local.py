@@ -12,11 +12,12 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asyncps.launch.course import Course, Deadlines, Failed, Order, Phase, Say, Terminate
+from asyncps.launch.course import Course, Deadlines, Failed, Lost, Order, Phase, Say, Terminate
 from asyncps.launch.environment import membership, without_cluster
 from asyncps.launch.family import Exited, Family, GuardianLost, Started
 from asyncps.launch.members import Member
@@ -24,6 +25,8 @@ from asyncps.launch.output import Output
 from asyncps.launch.signals import Signals
 
 ANNOUNCEMENT = re.compile(r"asyncps scheduler listening on (\S+:\d+)")
+GOES_ON = re.compile(r"asyncps scheduler: worker (\d+) @\S* is lost: (.*); the job goes on "
+                     "without it")
 SCHEDULER = Member("scheduler", 0)
 # After the guardian has ended, nothing more comes through the pipes than what they hold.
 _DRAIN_S = 0.5
@@ -114,7 +117,8 @@ class _Run:
         self, job: LocalJob, family: Family, output: Output, role_command: RoleCommand,
         reporter: Reporter | None, deadlines: Deadlines,
     ) -> None:
-        self.course = Course(job.num_workers, deadlines, time.monotonic())
+        self.course = Course(job.num_workers, deadlines, time.monotonic(),
+                             goes_on=job.on_worker_lost == "continue")
         self._job = job
         self._family = family
         self._output = output
@@ -125,6 +129,7 @@ class _Run:
         self._name = f"local-{secrets.token_hex(8)}"
         self._scheduler = "127.0.0.1:0"
         self._listens = False
+        self._said: deque[tuple[Member, str]] = deque()  # losses that the scheduler declared
         self._members: list[Member] = []
         self._pids: dict[Member, int] = {}
 
@@ -138,10 +143,13 @@ class _Run:
                 wait_s = self.course.wait_s(time.monotonic())
                 ready, _, _ = select.select(sources, [], [], wait_s)
                 if heard in ready:
-                    self._scheduler = heard.recv(1024).decode()
+                    heard.recv(1024)
                     if self.course.phase is Phase.STARTING:
                         self.course.announced()
                         self._start_others()
+                    while self._said:
+                        loss = self._said.popleft()
+                        self._obey(self.course.declared_lost(*loss, time.monotonic()))
                 if signals in ready:
                     self._take_signals(signals)
                 if self._family in ready:
@@ -152,6 +160,8 @@ class _Run:
         """Show the culprit's last lines again and say how it ended."""
         if not all_gone:
             self._output.say("warning: a process of the job could not be ended in time")
+        for member, reason in self.course.lost.items():
+            self._output.say(f"the job lost {self._full_name(member)}, which {reason}")
         culprit = self.course.culprit
         if culprit is not None:
             self._output.say(f"the last lines of {culprit}:")
@@ -194,13 +204,15 @@ class _Run:
         self.course.started(member)
 
     def _listen(self, line: str, teller: socket.socket) -> bool:
-        """On the output thread: find the announcement; True hides the line."""
-        match = None if self._listens else ANNOUNCEMENT.fullmatch(line)
-        if match is None:
+        """On the output thread: hear what the scheduler has to say to us; True hides the line."""
+        if not self._listens and (match := ANNOUNCEMENT.fullmatch(line)):
+            self._listens, self._scheduler = True, match[1]
+        elif match := GOES_ON.fullmatch(line):
+            self._said.append((Member("worker", int(match[1])), match[2]))
+        else:
             return False
-        self._listens = True
         with contextlib.suppress(OSError):  # the launch is over already
-            teller.sendall(match[1].encode())
+            teller.sendall(b"\0")
         return not self._job.debug
 
     def _take_signals(self, signals: Signals) -> None:
@@ -231,6 +243,11 @@ class _Run:
                     if tell:
                         self._report(member, reason)
                     self.course.reported(time.monotonic())
+                case Lost(member=member, reason=reason, tell_scheduler=tell):
+                    self._output.say(f"{self._full_name(member)} {reason}: the job goes "
+                                     "on without it")
+                    if tell:
+                        self._report(member, reason)
                 case Terminate():
                     self._family.signal(signal.SIGTERM)
                 case Say(text=text):

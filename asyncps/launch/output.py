@@ -125,8 +125,8 @@ class Output:
 
         Args:
             member: Whose.
-            on_line: Called on the output thread with each line of its stdout until it returns
-                True; that line is not shown.
+            on_line: Called on the output thread with each line of its stdout; when it returns
+                True that line is not shown.
 
         Returns:
             The write ends for its stdout and stderr; the caller closes them once it is started.
@@ -224,7 +224,6 @@ class Output:
         for line in lines:
             self._log(record, line)
             if stream.on_line is not None and stream.on_line(line.decode(errors="replace")):
-                stream.on_line = None
                 continue
             record.tail.append(line[-_TAIL_LINE_BYTES:])
             shown += self._format(stream.member, line, stream.writer)

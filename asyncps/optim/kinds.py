@@ -2,7 +2,9 @@
 
 Of all of them: t counts the updates of a key from 1; `clip_gradient` bounds each element, negative
 means no bound; `rescale_grad` multiplies the sum of a round. Where a rule says clip(x) the bound
-applies to x.
+applies to x. `lazy_update` is about row-sparse keys: True touches only the rows that have a
+gradient, what the optimizer keeps and weight decay included; False touches all, those without one
+as if theirs were zero.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class SGD(Optimizer, builtin=True):
     name = "sgd"
     defaults: ClassVar = {
         "learning_rate": 0.01, "momentum": 0.0, "wd": 0.0, "rescale_grad": 1.0,
-        "clip_gradient": -1.0, "nesterov": False,
+        "clip_gradient": -1.0, "nesterov": False, "lazy_update": True,
     }
 
 
@@ -48,7 +50,7 @@ class Adam(Optimizer, builtin=True):
     name = "adam"
     defaults: ClassVar = {
         "learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "wd": 0.0,
-        "rescale_grad": 1.0, "clip_gradient": -1.0,
+        "rescale_grad": 1.0, "clip_gradient": -1.0, "lazy_update": True,
     }
 
 
@@ -67,6 +69,7 @@ class AdamW(Optimizer, builtin=True):
     defaults: ClassVar = {
         "learning_rate": 0.001, "eta": 1.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8,
         "wd": 0.0, "rescale_grad": 1.0, "clip_gradient": -1.0, "correct_bias": False,
+        "lazy_update": True,
     }
 
 
@@ -79,6 +82,7 @@ class AdaGrad(Optimizer, builtin=True):
     name = "adagrad"
     defaults: ClassVar = {
         "learning_rate": 0.01, "eps": 1e-7, "wd": 0.0, "rescale_grad": 1.0, "clip_gradient": -1.0,
+        "lazy_update": True,
     }
 
 
@@ -97,6 +101,7 @@ class RMSProp(Optimizer, builtin=True):
     defaults: ClassVar = {
         "learning_rate": 0.001, "gamma1": 0.9, "gamma2": 0.9, "epsilon": 1e-8, "centered": False,
         "clip_weights": -1.0, "wd": 0.0, "rescale_grad": 1.0, "clip_gradient": -1.0,
+        "lazy_update": True,
     }
 
 
@@ -112,7 +117,7 @@ class FTRL(Optimizer, builtin=True):
     name = "ftrl"
     defaults: ClassVar = {
         "learning_rate": 0.1, "lamda1": 0.01, "beta": 1.0, "wd": 0.0, "rescale_grad": 1.0,
-        "clip_gradient": -1.0,
+        "clip_gradient": -1.0, "lazy_update": True,
     }
 
 

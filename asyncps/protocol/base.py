@@ -21,3 +21,15 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     port: int
     hostname: str
     pid: int
+
+
+class ErrorInfo(Message, tag=41):
+    """An error on its way to the caller."""
+
+    code: int
+    message: str
+    key: Key | None = None
+    rank: int | None = None
+    host: str | None = None
+    expected: str | None = None
+    got: str | None = None

@@ -28,6 +28,7 @@ class Kind(IntEnum):
     PUSHPULL = 14  # PUSH, answered like PULL of the same clock
     WAIT = 15  # PULL without the data: answered with ACK
     REFUSE = 16  # table: ErrorInfo; this worker has no contribution to round `clock`
+    RESTORE = 17  # table: StateRange, payload: these bytes of what a unit keeps
     ACK = 20  # the request was accepted
     DATA = 21  # payload: the value
     ERROR = 22  # table: ErrorInfo
@@ -35,7 +36,8 @@ class Kind(IntEnum):
 
 # Plain numbers for hot paths: looking up a member of an enum takes longer than comparing it.
 (
-    CONTROL, HEARTBEAT, INIT, ASSIGN, PUSH, PULL, PUSHPULL, WAIT, REFUSE, ACK, DATA, ERROR,
+    CONTROL, HEARTBEAT, INIT, ASSIGN, PUSH, PULL, PUSHPULL, WAIT, REFUSE, RESTORE, ACK, DATA,
+    ERROR,
 ) = map(int, Kind)
 
 

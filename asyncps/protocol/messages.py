@@ -11,6 +11,12 @@ import msgspec
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
 from asyncps.initializer import Initializer
+from asyncps.protocol.attending import AllJoined as AllJoined
+from asyncps.protocol.attending import Attendance as Attendance
+from asyncps.protocol.attending import Clocks as Clocks
+from asyncps.protocol.attending import Gone as Gone
+from asyncps.protocol.attending import JoinStore as JoinStore
+from asyncps.protocol.base import ErrorInfo as ErrorInfo
 from asyncps.protocol.base import Key as Key
 from asyncps.protocol.base import Member as Member
 from asyncps.protocol.base import Message as Message
@@ -21,6 +27,15 @@ from asyncps.protocol.observing import NodeStatus as NodeStatus
 from asyncps.protocol.observing import Report as Report
 from asyncps.protocol.observing import StoreStatus as StoreStatus
 from asyncps.protocol.observing import Wait as Wait
+from asyncps.protocol.saving import AskUnits as AskUnits
+from asyncps.protocol.saving import ListKeys as ListKeys
+from asyncps.protocol.saving import PartState as PartState
+from asyncps.protocol.saving import SetClocks as SetClocks
+from asyncps.protocol.saving import StateRange as StateRange
+from asyncps.protocol.saving import Together as Together
+from asyncps.protocol.saving import Units as Units
+from asyncps.protocol.saving import UnitState as UnitState
+from asyncps.protocol.saving import Word as Word
 
 # ---- membership -----------------------------------------------------------------------------
 
@@ -111,6 +126,12 @@ class OpenStore(Message, tag=20):
 
     name: str
     config: StoreConfig
+
+
+class CloseStore(Message, tag=27):
+    """A worker has no more to do with a store, until it opens it again. Answered with Done."""
+
+    store: int
 
 
 class StoreOpened(Message, tag=21):
@@ -213,6 +234,7 @@ class Install(Message, tag=32):
     config: StoreConfig
     optimizer: str | None
     hyper: dict[str, Any]
+    dropped: bool = False  # all have closed it: forget it
 
 
 class SetHyper(Message, tag=33):
@@ -225,18 +247,6 @@ class SetHyper(Message, tag=33):
 
 class Done(Message, tag=40):
     """Yes, and nothing else to say."""
-
-
-class ErrorInfo(Message, tag=41):
-    """An error on its way to the caller."""
-
-    code: int
-    message: str
-    key: Key | None = None
-    rank: int | None = None
-    host: str | None = None
-    expected: str | None = None
-    got: str | None = None
 
 
 # ---- a unit, as INIT describes it to its server -------------------------------------------------
@@ -308,10 +318,12 @@ class ServerStatistics(Message, tag=63):
 
 AnyMessage = (
     Join | Joined | Members | Prepared | Leave | Died | Lost | Shutdown | Left
-    | OpenStore | StoreOpened
+    | OpenStore | CloseStore | StoreOpened
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
     | AskReport | Report | AskStatus | JobStatus | TableSpec
+    | Together | Word | ListKeys | AskUnits | Units | StateRange | SetClocks
+    | Gone | JoinStore | AllJoined | Attendance | Clocks
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -8,8 +8,8 @@ from asyncps.protocol.base import Member, Message
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True):
-    """Somebody is waited for: `what` is "round", "barrier", "optimizer" or "init", `key` one of the
-    keys (or ""), `count` how many chunks and slabs, or workers, wait."""
+    """Somebody is waited for: `what` is "round", "barrier", "optimizer", "checkpoint" or "init",
+    `key` one of the keys (or ""), `count` how many chunks and slabs, or workers, wait."""
 
     what: str
     store: int

@@ -7,6 +7,7 @@ memory; rows of slabs pass through a buffer of the pool.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from asyncps import optim
-from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, TensorError
+from asyncps.errors import AsyncPSError, ClosedError, ClusterError, TensorError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
 from asyncps.protocol.messages import AnyMessage, Key, Piece, Placement, StoreConfig
 from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
+from asyncps.roles.joining import joined_error
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, SlabPlan, bound_of
 from asyncps.roles.remotetable import HeldRows, RemoteTable, post_rows
@@ -72,6 +74,9 @@ class Client:
         self.pushes: set[Operation] = set()  # not accepted yet
         self.failed: deque[Operation] = deque(maxlen=64)  # pushes whose error nobody has seen
         self.closed = False
+        self.still = ""  # the verb that saves or loads the store, while nothing may change it
+        self.joining: asyncio.Future[int] | None = None  # this worker has joined, all have not
+        self.joins = 0  # how often all have
         # In dist_async a push is applied when it is taken: nothing stays open.
         self._window = None if bound_of(config) is None else CLOCK_WINDOW
         self._late: frozenset[int] = frozenset()
@@ -172,7 +177,13 @@ class Client:
             op.part_done(ClosedError("the store is closed"))
             return
         kind = _KINDS[op.verb]
+        if self.still and (kind != PULL or self.still.startswith("load")):
+            op.part_done(ClusterError(f"{op.verb} while {self.still} is under way"))
+            return
         if kind != PULL:
+            if self.joining is not None:
+                op.part_done(joined_error(op.verb))
+                return
             self.pushes.add(op)
             op.on_end(self._pushed)
         for place, (_, info) in enumerate(plan.large):
@@ -239,7 +250,7 @@ class Client:
             return
         # Rows at different clocks: a frame for each clock.
         index = {row: place for place, row in enumerate(slab.rows)}
-        starts = dict(zip(slab.rows, unit.starts_of(slab.rows), strict=True))
+        starts = dict(zip(slab.rows, _starts(unit, slab.rows), strict=True))
         for step in steps:
             members = slab.rows if step.rows is None else list(step.rows)
             part = None
@@ -305,7 +316,7 @@ class Client:
             if waiting.error is None:
                 self.ask_for_room(unit)
             else:
-                _give_up(unit, held, waiting.error)
+                unit.held.give_up(held, waiting.error)
 
         waiting.on_end(ended)
         self._post(
@@ -392,18 +403,9 @@ class Client:
         link.request(request)
 
 
-def _give_up(unit: RemoteUnit, first: Held, error: AsyncPSError) -> None:
-    """Tell the callers of held pushes that these cannot go.
-
-    After a mere deadline the pushes stay, and go when the round that they wait for is complete
-    after all; else the cluster is gone.
-    """
-    if isinstance(error, DeadlineExceeded):
-        for item in unit.held.behind(first):
-            item.detach(error)
-        return
-    held = list(unit.held)
-    unit.held.clear()
-    for item in held:
-        item.detach(error)
-        item.let_go()
+def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:
+    starts, begin = [], 0
+    for row in rows:
+        starts.append(begin)
+        begin += unit.sizes[row]
+    return starts

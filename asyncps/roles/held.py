@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncps.errors import AsyncPSError
+from asyncps.errors import AsyncPSError, DeadlineExceeded
 from asyncps.protocol.frames import PUSH, PUSHPULL
 from asyncps.roles.operation import Operation, resolve
 from asyncps.state.requests import Rows, Step
@@ -130,6 +130,22 @@ class HeldPushes:
             if other is held or any(_meet(other.step.rows, one.step.rows) for one in found):
                 found.append(other)
         return found
+
+    def give_up(self, first: Held, error: AsyncPSError) -> None:
+        """Tell the callers of held pushes that these cannot go.
+
+        After a mere deadline the pushes stay, and go when the round that `first` waits for is
+        complete after all; else the cluster is gone.
+        """
+        if isinstance(error, DeadlineExceeded):
+            for held in self.behind(first):
+                held.detach(error)
+            return
+        every = list(self)
+        self.clear()
+        for held in every:
+            held.detach(error)
+            held.let_go()
 
     def grow(self, known: range) -> None:
         """Take note that there are more rows than these: held pushes of all speak of these."""

@@ -110,8 +110,12 @@ class Keeper:
             for part in parts_of(unit):
                 part.arrived(rank, 1 << 63)
                 _forget_waiting(part, rank)
-                for _, waiters in part.left(self.rules):
-                    self._give(part, waiters)
+                self.complete(part)
+
+    def complete(self, part: Unit) -> None:
+        """Apply what is complete now that there are fewer members, and tell who waited for it."""
+        for _, waiters in part.left(self.rules):
+            self._give(part, waiters)
 
     def set_hyper(self, message: SetHyper) -> None:
         """Keep a version of the hyper-parameters.
@@ -317,7 +321,7 @@ class Keeper:
                 unit.rows[row].park(waiter, position, header.clock)
             done = waiter.pending == 0
         if done:
-            self._tell(waiter)
+            self.tell(waiter)
         return done
 
     def assign(
@@ -386,9 +390,10 @@ class Keeper:
     def _give(self, unit: Unit, waiters: list[tuple[Waiter, int]]) -> None:
         for waiter, position in waiters:
             if unit.give(waiter, position):
-                self._tell(waiter)
+                self.tell(waiter)
 
-    def _tell(self, waiter: Waiter) -> None:
+    def tell(self, waiter: Waiter) -> None:
+        """Answer a waiter that has all its parts, or an error."""
         if waiter.error is not None and waiter.error.key is None:
             waiter.error.key = self.name_of(waiter.unit)
         self._answer(waiter)

@@ -21,10 +21,21 @@ from asyncps.errors import (
     ClusterError,
     RendezvousTimeout,
     SchedulerLost,
+    StaleIncarnation,
 )
 from asyncps.protocol import messages
 from asyncps.protocol.handshake import Hello
-from asyncps.protocol.messages import AnyMessage, Join, Joined, Lost, Member, Members, Shutdown
+from asyncps.protocol.messages import (
+    AnyMessage,
+    ErrorInfo,
+    Gone,
+    Join,
+    Joined,
+    Lost,
+    Member,
+    Members,
+    Shutdown,
+)
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link
 from asyncps.transport.network import Network
@@ -53,6 +64,7 @@ class Node:
         incarnation: Once joined.
         members: Everybody, once the cluster is complete.
         failure: Why the cluster cannot go on, if so.
+        gone: Workers that are lost while the job goes on, by rank.
         report: Makes what this node says of itself when an observer asks.
     """
 
@@ -67,6 +79,8 @@ class Node:
         self.num_workers = config.num_workers
         self.num_servers = config.num_servers
         self.failure: AsyncPSError | None = None
+        self.gone: dict[int, Gone] = {}
+        self._greeting = 0  # the number of the last join on a new connection
         self.on_failure: list[Callable[[AsyncPSError], None]] = []
         self.on_message: Callable[[AnyMessage, int], bool] = lambda message, request: False
         self.report: Callable[[], messages.Report] | None = None
@@ -204,8 +218,9 @@ class Node:
         self._down_since = None
         if not self.incarnation:
             return None
+        self._greeting = self.link.number()
         return control_frame(
-            self._join_message(), self.link.number(), self.incarnation, self.link.oldest
+            self._join_message(), self._greeting, self.incarnation, self.link.oldest
         )
 
     def _went_down(self, error: AsyncPSError) -> None:
@@ -226,6 +241,11 @@ class Node:
                 f"{message.role} {message.rank} is lost: {message.reason}",
                 rank=message.rank, host=message.host,
             ))
+        elif isinstance(message, Gone):
+            self._part_with(message, request)
+        elif isinstance(message, ErrorInfo):
+            if request == self._greeting:  # we come back, and are not wanted any more
+                self.fail(messages.error_from_wire(message))
         elif isinstance(message, Shutdown):
             if message.error is not None:
                 self.fail(messages.error_from_wire(message.error))
@@ -236,6 +256,20 @@ class Node:
             self._tell_report()
         elif not self.on_message(message, request):
             log.warning("a message out of place from the scheduler: %s", type(message).__name__)
+
+    def _part_with(self, message: Gone, request: int) -> None:
+        """The job goes on without a worker; should it be this one, here it ends."""
+        if self.role == "worker" and message.rank == self.rank:
+            self.fail(StaleIncarnation(
+                f"this worker was declared lost, and the others go on without it: "
+                f"{message.reason}", rank=self.rank,
+            ))
+        elif message.rank not in self.gone:
+            self.gone[message.rank] = message
+            log.warning("worker %d @%s is lost, and the job goes on without it: %s", message.rank,
+                        message.host, message.reason)
+        if self.role == "server":
+            self.on_message(message, request)
 
     def _tell_report(self) -> None:
         """Say how this node is; whatever is wrong with that must not end its work."""

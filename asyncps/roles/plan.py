@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -75,12 +74,8 @@ class RemoteUnit:
         self.track.grow(rows)
 
     def size_of(self, rows: Sequence[int] | None) -> int:
-        """Return the bytes of some rows, None for all."""
+        """Return the bytes of some rows, of all of them for None."""
         return sum(self.sizes) if rows is None else sum(self.sizes[row] for row in rows)
-
-    def starts_of(self, rows: Sequence[int]) -> list[int]:
-        """Return where each of some rows begins, one behind the other."""
-        return list(accumulate((self.sizes[row] for row in rows), initial=0))[:-1]
 
     def priority(self, wanted: int) -> int:
         """Never overtake a request of the same unit that still waits in the queue."""

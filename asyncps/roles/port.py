@@ -21,6 +21,7 @@ from asyncps.protocol.frames import (
     ACK,
     ASSIGN,
     CONTROL,
+    DATA,
     ERROR,
     HEARTBEAT,
     INIT,
@@ -28,11 +29,14 @@ from asyncps.protocol.frames import (
     PULL,
     PUSH,
     PUSHPULL,
+    RESTORE,
     WAIT,
     Flag,
     Header,
 )
 from asyncps.protocol.messages import AnyMessage, TableSpec, UnitSpec
+from asyncps.roles import saving
+from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
 from asyncps.tensor import dtypes
@@ -57,7 +61,7 @@ _MAX_PARKED = 1 << 16
 # Answers that may wait for one worker to read them: as many chunks are 8 GiB.
 _MAX_QUEUED = 8192
 
-_DATA_KINDS = frozenset({PUSH, PUSHPULL, INIT, ASSIGN})
+_DATA_KINDS = frozenset({PUSH, PUSHPULL, INIT, ASSIGN, RESTORE})
 
 
 class WorkerPort:
@@ -79,6 +83,7 @@ class WorkerPort:
         self._target: Target | None = None
         self._found_at = 0  # the keeper's count of changes when the target was found
         self._spec: UnitSpec | None = None
+        self._range: messages.StateRange | None = None
 
     def attach(self, connection: Connection) -> None:
         """Serve this connection from now on; an older one is closed."""
@@ -125,6 +130,8 @@ class WorkerPort:
                 self._check_room(keeper)
             if kind == INIT:
                 self._spec = _checked_spec(messages.decode(table), header.payload_bytes)
+            elif kind == RESTORE:
+                self._range = _checked_range(keeper, messages.decode(table), header.payload_bytes)
             else:
                 self._rows = _rows(header, table) if header.flags else None
                 target = keeper.find(header, self._rows, header.payload_bytes)
@@ -181,6 +188,11 @@ class WorkerPort:
                 if not isinstance(described, TableSpec):
                     raise RemoteProtocolError("INIT without a value")
                 keeper.init_table(header.unit, described)
+                self._ack(header)
+            elif kind == RESTORE and buffer is not None:
+                told, self._range = self._range, None
+                assert told is not None
+                saving.write(keeper, told, buffer)
                 self._ack(header)
             elif kind == ASSIGN and buffer is not None:
                 target = keeper.find(header, self._rows, header.payload_bytes)
@@ -248,11 +260,27 @@ class WorkerPort:
             answer = self._store(message.store).missing(message)
         elif isinstance(message, messages.AskStatistics):
             answer = self._statistics(self._store(message.store))
+        elif isinstance(message, messages.AskUnits):
+            answer = saving.units(self._store(message.store), message)
+        elif isinstance(message, messages.SetClocks):
+            saving.set_clocks(self._store(message.store), message)
+            answer = messages.Done()
+        elif isinstance(message, messages.StateRange):
+            self._send_range(header, saving.read(self._store(message.store), message))
+            return
+        elif isinstance(message, messages.Clocks):
+            answer = clocks(self._store(message.store), self.rank, message)
         else:
             raise RemoteProtocolError("a message that a server does not take",
                                       got=type(message).__name__)
         frame = control_frame(answer, header.request, self.server.node.incarnation)
         self.send(Outgoing(1 << 30, [frame], len(frame)))
+
+    def _send_range(self, header: Header, view: memoryview) -> None:
+        frame = pack_header(
+            DATA, 0, self.server.node.incarnation, 0, header.request, 0, 0, 0, 0, len(view), 0, 0
+        )
+        self.send(Outgoing(0, [frame, view], len(frame) + len(view)))
 
     def _statistics(self, keeper: Keeper) -> messages.ServerStatistics:
         ports = [*self.server.ports.values(), *self.server.lanes.values()]
@@ -290,6 +318,13 @@ def _checked_spec(spec: AnyMessage, size: int) -> UnitSpec:
         raise RemoteProtocolError("INIT that does not describe its payload", key=spec.keys[0]
                                   if spec.keys else None, got=size)
     return spec
+
+
+def _checked_range(keeper: Keeper, told: AnyMessage, size: int) -> messages.StateRange:
+    if not isinstance(told, messages.StateRange):
+        raise RemoteProtocolError("RESTORE without its description", got=type(told).__name__)
+    saving.check_range(keeper, told, size)
+    return told
 
 
 def _rows(header: Header, table: memoryview) -> Any:

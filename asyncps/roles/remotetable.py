@@ -10,8 +10,8 @@ from asyncps.errors import AsyncPSError
 from asyncps.protocol.frames import HEADER_SIZE
 from asyncps.protocol.messages import AnyMessage, KeySpec, Piece
 from asyncps.roles.framing import Sender
-from asyncps.roles.operation import Operation
 from asyncps.roles.held import Held
+from asyncps.roles.operation import Operation
 from asyncps.roles.plan import RemoteUnit
 from asyncps.state.requests import Step
 from asyncps.transport.link import Link

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -72,6 +73,8 @@ async def _main(config: Config) -> None:
         this = asyncio.current_task()
         assert this is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+        if isinstance(role, Scheduler):
+            role.tell = _tell
         try:
             await role.start()
             if isinstance(role, Scheduler):
@@ -90,6 +93,11 @@ async def _main(config: Config) -> None:
                 task.cancel()
     if failure is not None:
         raise failure
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        print(f"asyncps scheduler: {text}", flush=True)
 
 
 def _where(config: Config, port: int) -> Address:

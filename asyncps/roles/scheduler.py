@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, RemoteProtocolError
@@ -35,11 +35,13 @@ class Scheduler:
 
     Attributes:
         port: Where it listens, once started.
+        tell: Says a line to whoever started this role.
     """
 
     def __init__(self, config: Config, network: Network, spawn: Spawn) -> None:
         self.config = config
         self.port = 0
+        self.tell: Callable[[str], None] = lambda text: None
         self._network = network
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
@@ -150,6 +152,8 @@ class Scheduler:
                     sink.connection.close()
             elif isinstance(instruction, Log):
                 log.log(instruction.level, "%s", instruction.text)
+                if instruction.told:
+                    self.tell(instruction.text)
             elif isinstance(instruction, Stop):
                 self._error = instruction.error
                 self._stopped.set()

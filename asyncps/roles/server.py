@@ -21,8 +21,10 @@ from asyncps.errors import (
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ACK, DATA, HEADER_SIZE
 from asyncps.protocol.handshake import LANE
-from asyncps.protocol.messages import AnyMessage, Install, Members
+from asyncps.protocol.messages import AnyMessage, Attendance, Gone, Install, Members
 from asyncps.roles import reporting
+from asyncps.roles.attendance import attend, expel
+from asyncps.roles.dropping import drop
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.port import WorkerPort
@@ -151,7 +153,8 @@ class Server:
     def _take(self, message: AnyMessage, request: int) -> bool:
         if isinstance(message, Members):
             self.incarnations = {
-                m.rank: m.incarnation for m in message.members if m.role == "worker"
+                m.rank: m.incarnation for m in message.members
+                if m.role == "worker" and not self.gone >> m.rank & 1
             }
             self.node.complete()
             self.node.link.tell(messages.Prepared(), self.node.incarnation)
@@ -159,7 +162,12 @@ class Server:
         if isinstance(message, messages.Left):
             self.left(message.rank)
             return True
-        if isinstance(message, Install):
+        if isinstance(message, Gone):
+            self.incarnations.pop(message.rank, None)
+            expel(message.rank, self.ports, self.lanes)
+            self.left(message.rank)
+            return True
+        if isinstance(message, Install | Attendance):
             answer = self._installed.get(request)
             if answer is None:  # after a cut the scheduler may tell it again
                 answer = messages.Done()
@@ -184,11 +192,19 @@ class Server:
         for keeper in self.keepers.values():
             keeper.left(rank)
 
-    def install(self, message: Install) -> None:
-        """Open a store, or give it an optimizer."""
+    def install(self, message: Install | Attendance) -> None:
+        """Open a store, give it an optimizer, forget it, or tell it whom to wait for."""
+        if isinstance(message, Install) and message.dropped:
+            keeper = self.keepers.pop(message.store, None)
+            if keeper is not None:
+                drop(keeper)
+            return
         members = ((1 << self.node.num_workers) - 1) & ~self.gone
         keeper = self.keepers.get(message.store)
-        if keeper is None:
+        if isinstance(message, Attendance):
+            if keeper is not None:
+                attend(keeper, message.rank, members)
+        elif keeper is None:
             self.keepers[message.store] = Keeper(
                 message, members, self.pool, self.answer, self.workshop
             )

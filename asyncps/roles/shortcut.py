@@ -106,7 +106,7 @@ class Shortcut:
             return
         if unit.link.unanswered or unit.held or unit.track.waits:
             return
-        if self._node.failure is not None:
+        if self._node.failure is not None or client.joining is not None:
             return
         track, lanes = unit.track, self._lanes
         step = track.next(plan.slabs[0].spoken_of if plan.slabs else None)

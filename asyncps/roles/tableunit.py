@@ -245,7 +245,6 @@ class TableParts(Unit):
             self.pool.give(buffer)
 
     def publish(self, buffer: Bytes, clock: int) -> None:
-        """As `Unit.publish`: the rows that it names."""
         named = rows.parse(buffer.data)
         self.table.assign(named.to_ids(), buffer[named.size :].view(self.dtype.bits))
         self.pool.give(buffer)

@@ -24,6 +24,7 @@ from asyncps.protocol.messages import (
 from asyncps.roles import reporting, tablework
 from asyncps.roles.client import Client
 from asyncps.roles.deadlines import Deadlines, cut, take_back
+from asyncps.roles.joining import join, learn
 from asyncps.roles.lane import Lanes
 from asyncps.roles.metering import start_metrics
 from asyncps.roles.node import Node, Spawn
@@ -141,6 +142,14 @@ class Worker:
             self.clients[name] = client
         return client
 
+    async def close_store(self, client: Client) -> None:
+        """Have no more to do with a store; once all workers say so its values are forgotten."""
+        client.closed = True
+        for name in [name for name, found in self.clients.items() if found is client]:
+            del self.clients[name]
+        if self.node.failure is None and not self._closed:
+            await self.node.ask(messages.CloseStore(client.number))
+
     def shortcut(self, client: Client) -> Shortcut | None:
         """Return the lanes of a store that is used by blocking calls, if there can be any."""
         if not self.node.network.has_sockets:
@@ -166,11 +175,11 @@ class Worker:
                 messages.Await(client.number, list(specs)), "rank 0 to initialise these keys"
             )
             assert isinstance(answer, Placed)
-            client.add_placements(answer.placements)
+            await learn(client, answer.placements, self._ask_server)
             return
         answer = await self.node.ask(messages.Declare(client.number, list(specs)))
         assert isinstance(answer, Placed)
-        client.add_placements(answer.placements)
+        await learn(client, answer.placements, self._ask_server)
         op = Operation("init", lent=True)
         op.since = asyncio.get_running_loop().time()
         fresh = []
@@ -207,11 +216,15 @@ class Worker:
         """
         answer = await self.node.ask(messages.Lookup(client.number, list(keys)))
         assert isinstance(answer, Placed)
-        client.add_placements(answer.placements)
+        await learn(client, answer.placements, self._ask_server)
 
     async def barrier(self, client: Client) -> None:
         """Wait for all workers."""
         await self._ask_all(messages.Barrier(client.number), "all workers at the barrier")
+
+    async def join(self, client: Client) -> int:
+        """Be waited for no longer until all workers have joined; return the last of them."""
+        return await join(self, client, self._ask_server)
 
     async def set_optimizer(self, client: Client, name: str, hyper: dict[str, Any]) -> None:
         """Move the update to the servers; every worker says the same."""
@@ -324,6 +337,8 @@ class Worker:
         )
 
     def _unasked(self, message: AnyMessage, request: int) -> None:
+        if isinstance(message, messages.ErrorInfo):
+            return  # the answer came before, over the connection that was cut
         log.warning("a message out of place from a server: %s", type(message).__name__)
 
     async def accepted(self, client: Client) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import msgspec
 
 from asyncps import optim
 from asyncps.config import Config
@@ -17,18 +14,24 @@ from asyncps.errors import (
     RemoteProtocolError,
 )
 from asyncps.protocol import messages as m
+from asyncps.state.meetings import Call as Call
+from asyncps.state.meetings import Meeting as Meeting
+from asyncps.state.meetings import left_error
 from asyncps.state.routing import Routing
+from asyncps.state.sayings import canonical, disagreement, spelled
+from asyncps.state.together import conclude
 
 STORE_TYPES = ("dist_sync", "dist_async", "dist_ssp")
 MAX_STALENESS = 1 << 20
 ORDERS = ("arrival", "rank")
 REDUCTIONS = ("sum", "mean")
-MAX_STORES = 256  # stores of a job: protects the scheduler's memory
+MAX_STORES = 256  # open stores of a job: protects the scheduler's memory
 MAX_NAME = 1024  # characters of the name of a store or an optimizer: the same
-SHOWN_WORDS = 400  # characters of what a worker said that an error repeats
-SHOWN_SAYINGS = 4  # different sayings that an error repeats
 
-StoreRequest = m.OpenStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier | m.SetOptimizer
+StoreRequest = (
+    m.OpenStore | m.CloseStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier
+    | m.SetOptimizer | m.Together | m.Word | m.ListKeys | m.JoinStore
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,79 +49,10 @@ class Order:
 
     server: int
     request: int
-    message: m.Install
+    message: m.Install | m.Attendance
 
 
 Action = Answer | Order
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One worker's call of something that all workers must call."""
-
-    rank: int
-    request: int
-    words: m.SetOptimizer | None
-
-
-class Meeting:
-    """Something that all workers call: the nth call of each worker belongs to generation n."""
-
-    def __init__(self, members: Iterable[int]) -> None:
-        self._members = set(members)
-        self._came = dict.fromkeys(self._members, 0)
-        self._open: dict[int, list[Call]] = {}
-        self._broken: list[tuple[range, int]] = []  # generations that wait for who left, and who
-
-    def come(self, rank: int, request: int, words: m.SetOptimizer | None) -> list[Call] | None:
-        """A worker calls; returns the calls of its generation, by rank, if it was the last.
-
-        Raises:
-            ClusterError: A worker that left without coming was already waited for.
-        """
-        generation = self._came[rank]
-        self._came[rank] = generation + 1
-        for generations, leaver in self._broken:
-            if generation in generations:
-                raise _left_error(leaver)
-        self._open.setdefault(generation, []).append(Call(rank, request, words))
-        return self._take_if_complete(generation)
-
-    def leave(self, rank: int) -> tuple[list[list[Call]], list[Call]]:
-        """A worker leaves: returns the generations this completes, and the calls it breaks."""
-        self._members.discard(rank)
-        came = self._came.pop(rank)
-        complete, broken = [], []
-        for generation in sorted(self._open):
-            if generation >= came:
-                broken += self._open.pop(generation)
-                continue
-            calls = [call for call in self._open.pop(generation) if call.rank != rank]
-            if calls:
-                self._open[generation] = calls
-                finished = self._take_if_complete(generation)
-                if finished is not None:
-                    complete.append(finished)
-        furthest = max(self._came.values(), default=0)
-        if furthest > came:
-            self._broken.append((range(came, furthest), rank))
-        return complete, broken
-
-    def missing(self) -> list[tuple[int, list[int], int]]:
-        """Return each open generation, who has not come to it, and how many have."""
-        return [(generation, sorted(self._members - {call.rank for call in calls}), len(calls))
-                for generation, calls in self._open.items()]
-
-    def _take_if_complete(self, generation: int) -> list[Call] | None:
-        calls = self._open[generation]
-        if len(calls) < len(self._members):
-            return None
-        del self._open[generation]
-        return sorted(calls, key=lambda call: call.rank)
-
-
-def _left_error(rank: int) -> ClusterError:
-    return ClusterError(f"worker {rank} left while others waited for it", rank=rank)
 
 
 @dataclass(slots=True)
@@ -126,10 +60,11 @@ class _Task:
     """One thing that all servers have to do."""
 
     store: _Store
-    message: m.Install
+    message: m.Install | m.Attendance
     waiters: list[tuple[int, int]]  # (rank, request)
     owing: dict[int, int]  # request number -> server
     error: m.ErrorInfo | None = None
+    answer: m.Message = field(default_factory=m.Done)
 
 
 @dataclass(slots=True)
@@ -141,7 +76,10 @@ class _Store:
     routing: Routing
     barrier: Meeting
     optimizer: Meeting
+    together: Meeting  # save and load
     opening: _Task | None = field(default=None, repr=False)
+    closed: set[int] = field(default_factory=set)  # ranks that have no more to do with it
+    joined: dict[int, int] = field(default_factory=dict)  # request by rank, in their order
 
 
 class Stores:
@@ -155,6 +93,7 @@ class Stores:
         self._next_store = 1
         self._next_request = 1
         self._tasks: dict[int, _Task] = {}  # by each request number that is not answered
+        self._no_owner: ClusterError | None = None  # why rank 0 initialises no more keys
 
     def handle(self, rank: int, request: int, message: StoreRequest) -> list[Action]:
         """A live worker asks.
@@ -165,15 +104,29 @@ class Stores:
         match message:
             case m.OpenStore():
                 return self._open(rank, request, message)
+            case m.CloseStore():
+                self._store(message.store).closed.add(rank)
+                return [Answer(rank, request, m.Done()), *self._drop_closed()]
             case m.Barrier():
                 meeting = self._store(message.store).barrier
                 return _all_done(meeting.come(rank, request, None) or [])
             case m.SetOptimizer():
                 store = self._store(message.store)
+                if store.joined:
+                    raise _joined_error(store)
                 _check_name("an optimizer", message.name)
-                _canonical(message)
+                canonical(message)
                 calls = store.optimizer.come(rank, request, message)
                 return self._agree(store, calls) if calls else []
+            case m.Together() | m.Word():
+                store = self._store(message.store)
+                if store.joined:
+                    raise _joined_error(store)
+                meeting = store.together
+                return _concluded(meeting.come(rank, request, message) or [])
+            case m.ListKeys():
+                routing = self._store(message.store).routing
+                return [_placed(routing, rank, request, routing.page(message.start))]
             case m.Declare():
                 return self._declare(rank, request, message)
             case m.Await():
@@ -185,6 +138,8 @@ class Stores:
                 return [_placed(routing, rank, request, routing.lookup(message.keys))]
             case m.Ready():
                 return self._ready(rank, request, message)
+            case m.JoinStore():
+                return self._join(self._store(message.store), rank, request)
 
     def answered(self, server: int, request: int, message: m.Done | m.ErrorInfo) -> list[Action]:
         """A server answered an order; an answer that came before is ignored.
@@ -208,23 +163,36 @@ class Stores:
                 for request, task in sorted(self._tasks.items(), key=lambda item: item[0])
                 if task.owing[request] == server]
 
-    def left(self, rank: int) -> list[Action]:
-        """A worker left for good: nobody waits for it any more."""
+    def left(self, rank: int, lost: ClusterError | None = None) -> list[Action]:
+        """A worker left for good, or is lost and the job goes on: nobody waits for it any more.
+
+        Whoever waits for one that left hears an error; for one that is lost the others go on.
+        """
         self._workers.discard(rank)
+        why = lost or left_error(rank)
+        if rank == 0:
+            self._no_owner = why
         actions: list[Action] = []
-        error = m.error_to_wire(_left_error(rank))
+        error = m.error_to_wire(why)
         for store in self._by_number.values():
-            complete, broken = store.barrier.leave(rank)
+            depart = Meeting.leave if lost is None else Meeting.lose
+            complete, broken = depart(store.barrier, rank)
             for generation in complete:
                 actions += _all_done(generation)
-            complete, more = store.optimizer.leave(rank)
+            complete, more = depart(store.optimizer, rank)
             for generation in complete:
                 actions += self._agree(store, generation)
+            complete, cut = store.together.leave(rank)
+            for generation in complete:
+                actions += _concluded(generation)
+            more += cut
             actions += [Answer(call.rank, call.request, error) for call in broken + more]
+            store.joined.pop(rank, None)
+            actions += self._end_joining(store)
             store.routing.forget(rank)
             if rank == 0:
-                actions += [Answer(*waiter, error) for waiter in store.routing.close()]
-        return actions
+                actions += [Answer(*waiter, error) for waiter in store.routing.close(why)]
+        return actions + self._drop_closed()
 
     def summaries(self) -> list[m.StoreStatus]:
         """Describe every store for observers."""
@@ -236,12 +204,26 @@ class Stores:
         """
         found = []
         for store in self._by_number.values():
-            for what, meeting in (("barrier", store.barrier), ("optimizer", store.optimizer)):
+            for what, meeting in (("barrier", store.barrier), ("optimizer", store.optimizer),
+                                  ("checkpoint", store.together)):
                 for generation, ranks, count in meeting.missing():
                     found.append(((store.number, what, generation), ranks, count))
+            if store.joined:
+                still_in = sorted(self._workers - store.joined.keys())
+                found.append(((store.number, "join", 0), still_in, len(store.joined)))
             if store.routing.waiting:
                 found.append(((store.number, "init", 0), [0], store.routing.waiting))
         return found
+
+    def _drop_closed(self) -> list[Action]:
+        """Forget the stores that every live worker has closed, here and on the servers."""
+        actions: list[Action] = []
+        for store in list(self._by_number.values()):
+            if self._workers and self._workers <= store.closed and store.opening is None:
+                del self._by_name[store.name], self._by_number[store.number]
+                drop = m.Install(store.number, store.config, None, {}, dropped=True)
+                actions += self._command(store, drop, [])[1]
+        return actions
 
     def _store(self, number: int) -> _Store:
         store = self._by_number.get(number)
@@ -258,8 +240,9 @@ class Stores:
         if store.config != message.config:
             raise Disagreement(
                 f"worker {rank} opens store {message.name!r} otherwise than worker "
-                f"{store.opener} did", rank=rank, expected=_words(store.config),
-                got=_words(message.config))
+                f"{store.opener} did", rank=rank, expected=spelled(store.config),
+                got=spelled(message.config))
+        store.closed.discard(rank)
         if store.opening is None:
             return [Answer(rank, request, m.StoreOpened(store.number))]
         store.opening.waiters.append((rank, request))
@@ -270,18 +253,49 @@ class Stores:
             raise ConfigError("too many stores", expected=f"at most {MAX_STORES}")
         c = self._config
         routing = Routing(c.num_servers, c.chunk_bytes, c.slab_bytes, c.small_key_bytes)
-        if 0 not in self._workers:
-            routing.close()
+        if self._no_owner is not None:
+            routing.close(self._no_owner)
         store = _Store(self._next_store, message.name, rank, message.config, routing,
-                       Meeting(self._workers), Meeting(self._workers))
+                       Meeting(self._workers), Meeting(self._workers),
+                       Meeting(self._workers))
         self._next_store += 1
         self._by_name[store.name] = self._by_number[store.number] = store
         install = m.Install(store.number, store.config, None, {})
         store.opening, orders = self._command(store, install, [(rank, request)])
         return orders
 
+    def _join(self, store: _Store, rank: int, request: int) -> list[Action]:
+        """A worker has no more data: it is not waited for until all have joined."""
+        if rank in store.joined:
+            raise RemoteProtocolError("a worker that has joined joins again", rank=rank)
+        store.joined[rank] = request
+        error = m.error_to_wire(_joined_error(store))
+        actions: list[Action] = [
+            Answer(call.rank, call.request, error)
+            for meeting in (store.optimizer, store.together) for call in meeting.break_open()
+        ]
+        store.optimizer.rest(rank)
+        store.together.rest(rank)
+        for generation in store.barrier.rest(rank):
+            actions += _all_done(generation)
+        actions += self._command(store, m.Attendance(store.number, rank), [])[1]
+        return actions + self._end_joining(store)
+
+    def _end_joining(self, store: _Store) -> list[Action]:
+        """Have everybody counted again, if all have joined."""
+        if not store.joined or not store.joined.keys() >= self._workers:
+            return []
+        joined, store.joined = store.joined, {}
+        store.barrier.all_back(joined)
+        store.optimizer.all_back(joined)
+        store.together.all_back(joined)
+        everybody = m.Attendance(store.number, None)
+        task, orders = self._command(store, everybody, list(joined.items()))
+        task.answer = m.AllJoined(list(joined)[-1])
+        return orders
+
     def _command(
-        self, store: _Store, install: m.Install, waiters: list[tuple[int, int]]
+        self, store: _Store, install: m.Install | m.Attendance, waiters: list[tuple[int, int]]
     ) -> tuple[_Task, list[Action]]:
         owing = {self._next_request + server: server for server in range(self._config.num_servers)}
         self._next_request += len(owing)
@@ -291,7 +305,7 @@ class Stores:
 
     def _finish(self, task: _Task) -> list[Action]:
         store = task.store
-        message: m.Message = task.error or m.Done()
+        message: m.Message = task.error or task.answer
         if task is store.opening:
             store.opening = None
             if task.error is None:
@@ -319,12 +333,14 @@ class Stores:
     def _agree(self, store: _Store, calls: list[Call]) -> list[Action]:
         sayings: dict[bytes, list[Call]] = {}
         for call in calls:
-            sayings.setdefault(_canonical(call.words), []).append(call)
+            sayings.setdefault(canonical(call.words), []).append(call)
         if len(sayings) > 1:
-            error = m.error_to_wire(_disagreement(list(sayings.values())))
+            error = m.error_to_wire(disagreement([
+                ([call.rank for call in said], said[0].words) for said in sayings.values()
+            ]))
             return [Answer(call.rank, call.request, error) for call in calls]
         words = calls[0].words
-        assert words is not None  # every call of this meeting has words
+        assert isinstance(words, m.SetOptimizer)  # as every call of this meeting has
         kind = optim.REGISTRY.get(words.name)
         if words.whole_keys or (kind is not None and kind.whole_keys):
             try:
@@ -344,6 +360,17 @@ def _all_done(calls: list[Call]) -> list[Action]:
     return [Answer(call.rank, call.request, m.Done()) for call in calls]
 
 
+def _concluded(calls: list[Call]) -> list[Action]:
+    answers = conclude([(call.rank, call.words) for call in calls])
+    return [Answer(call.rank, call.request, answer)
+            for call, answer in zip(calls, answers, strict=True)]
+
+
+def _joined_error(store: _Store) -> ClusterError:
+    ranks = ", ".join(map(str, store.joined))[:400]
+    return ClusterError(f"not while workers have joined, which nobody waits for: {ranks}")
+
+
 def _check_name(what: str, name: str) -> None:
     if not 1 <= len(name) <= MAX_NAME:
         raise ConfigError(f"the name of {what} has the wrong length",
@@ -359,26 +386,3 @@ def _check_config(config: m.StoreConfig) -> None:
     if not 0 <= config.staleness <= most:
         raise ConfigError(f"staleness of a {config.type} store is out of range",
                           expected=f"0 to {most}", got=config.staleness)
-
-
-def _canonical(words: m.SetOptimizer | None) -> bytes:
-    """Return bytes that are equal for equal words, NaN included, in any order of the names."""
-    try:
-        return msgspec.msgpack.encode(words, order="deterministic")
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise OptimizerError(f"hyper-parameters must be plain data: {error}") from None
-
-
-def _words(value: msgspec.Struct | None) -> str:
-    fields = msgspec.structs.asdict(value) if value is not None else {}
-    text = ", ".join(f"{name}={said!r}" for name, said in fields.items() if name != "store")
-    return text if len(text) <= SHOWN_WORDS else text[:SHOWN_WORDS] + "..."
-
-
-def _disagreement(sayings: list[list[Call]]) -> Disagreement:
-    texts = []
-    for calls in sayings[:SHOWN_SAYINGS]:
-        ranks = ", ".join(str(call.rank) for call in calls)[:SHOWN_WORDS]
-        who = f"workers {ranks}" if len(calls) > 1 else f"worker {ranks}"
-        texts.append(f"{who} said {_words(calls[0].words)}")
-    return Disagreement("workers set different optimizers: " + "; ".join(texts))

@@ -14,7 +14,7 @@ from asyncps.errors import (
     RemoteProtocolError,
     StaleIncarnation,
 )
-from asyncps.protocol.messages import Join, Lost, Member, Message, Report
+from asyncps.protocol.messages import Gone, Join, Lost, Member, Message, Report
 
 MAX_REQUESTS = 4096  # kept or pending requests of one node: protects the scheduler's memory
 MAX_NAME = 1024  # characters of a host name that a node tells: the same
@@ -40,10 +40,11 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Write one line to the log, with a level of `logging`."""
+    """Write one line to the log, with a level of `logging`; `told`: the launcher is to hear it."""
 
     level: int
     text: str
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class Node:
     standing: Standing = Standing.ALIVE
     prepared: bool = False
     prepared_owed: int = 0  # Members sent over this link and not answered with Prepared yet
-    lost: Lost | None = None  # what the others were told of its loss
+    lost: Lost | Gone | None = None  # what the others were told of its loss
     answers: Answers = field(default_factory=Answers)
     report: Report | None = None  # what it said of itself, for observers
     reported: float = 0.0
@@ -181,9 +182,9 @@ class Outbox:
         out, self._out = self._out, []
         return out
 
-    def log(self, level: int, text: str) -> None:
+    def log(self, level: int, text: str, *, told: bool = False) -> None:
         """Add a line for the log."""
-        self._out.append(Log(level, text))
+        self._out.append(Log(level, text, told))
 
     def stop(self, error: AsyncPSError | None) -> None:
         """Add the last instruction of all."""

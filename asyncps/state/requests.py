@@ -121,6 +121,21 @@ class UnitTrack:
             groups.setdefault(self._clocks[row], []).append(row)
         return [Step(clock, members, 0) for clock, members in groups.items()]
 
+    def catch_up(self, clocks: Sequence[int]) -> None:
+        """Take the server's clocks of this worker where they are ahead; all of those are applied.
+
+        Args:
+            clocks: One for each row that the server has, from the first on.
+        """
+        ours, applied = list(self._split()), list(self._split_applied())
+        for row, clock in enumerate(clocks[: self.rows]):
+            if clock > ours[row]:
+                ours[row] = applied[row] = clock
+        self._clocks, self._applied_rows = ours, applied
+        self._merge()
+        if min(applied, default=0) == max(applied, default=0):
+            self._applied, self._applied_rows = max(applied, default=0), None
+
     def must_wait(self, step: Step) -> int:
         """Return the clock that a push has to wait for, as known now; 0 for none."""
         return self._must_wait(step.clock, step.rows)
@@ -181,5 +196,5 @@ class UnitTrack:
 
     def _merge(self) -> None:
         clocks = self._clocks
-        if clocks is not None and min(clocks) == max(clocks):
+        if clocks and min(clocks) == max(clocks):
             self._clock, self._clocks = clocks[0], None

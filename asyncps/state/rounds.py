@@ -32,12 +32,17 @@ def check_next(rank: int, clock: int, last: int, applied: int) -> None:
                                   expected=f"at most {applied + CLOCK_WINDOW}", got=clock)
 
 
+def ranks_of(members: int) -> list[int]:
+    """Return the ranks that are bits of a number, ascending."""
+    return [rank for rank in range(members.bit_length()) if members >> rank & 1]
+
+
 class Rounds:
     """The clocks of one unit.
 
     Attributes:
         applied: The last clock that was applied; 0 after init.
-        pushed: The last clock that each rank contributed to; absent means `applied` at its joining.
+        pushed: The last clock that each rank contributed to; absent means 0.
         open: Contributors by open clock, one bit a rank.
     """
 
@@ -93,12 +98,15 @@ class Rounds:
         self.applied += 1
         self.open.pop(self.applied, None)
 
+    def count_again(self, members: int) -> None:
+        """All have joined and no round is open: whoever was behind stands where the others do."""
+        self.pushed = dict.fromkeys(ranks_of(members), self.applied) if self.applied else {}
+
     def missing(self, clock: int, members: int) -> list[int]:
         """Return the ranks that a clock waits for, ascending."""
         if clock <= self.applied:
             return []
-        rest = members & ~self.open.get(clock, 0)
-        return [rank for rank in range(rest.bit_length()) if rest >> rank & 1]
+        return ranks_of(members & ~self.open.get(clock, 0))
 
     def copy(self) -> Rounds:
         """Return an independent copy, for a row that leaves its slab."""

@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from asyncps.errors import (
     AsyncPSError,
@@ -42,6 +43,7 @@ MAX_UNITS = 1 << 21  # chunks and slabs of a store: the same; 2 TiB in chunks of
 MAX_WHOLE_BYTES = 1 << 30  # of a key that is not cut: it travels as one payload
 OVERLAP = 4  # chunks of a key, so that sending, adding and receiving overlap, while each is at
 #              least about half of chunk_bytes: below, the work for each frame costs more (measured)
+PAGE_PIECES = 1 << 15  # keys and chunks that one answer lists
 MAX_AWAITED = 8 * 10**6  # (waiter, key) pairs of a store: the same
 
 Waiter = tuple[int, int]  # rank of the worker, number of its request
@@ -159,7 +161,7 @@ class Routing:
         self._waits: dict[Waiter, _Wait] = {}
         self._waiting_for: dict[Key, set[Waiter]] = {}
         self._awaited = 0
-        self._closed = False
+        self._closed: ClusterError | None = None  # why no key becomes ready any more
         self._whole = False
 
     @property
@@ -235,7 +237,7 @@ class Routing:
 
         Raises:
             TensorError: A spec that cannot be right, or differs from a declared key's.
-            ClusterError: Nobody is left who could make the keys ready.
+            ClusterError: Nobody is left who could make the keys ready: WorkerLost, if so.
         """
         _check_specs(keys)
         for spec in keys:
@@ -245,9 +247,9 @@ class Routing:
         missing = {spec.key for spec in keys if spec.key not in self._ready}
         if not missing:
             return [self._table[spec.key] for spec in keys]
-        if self._closed:
-            raise ClusterError("rank 0 left before it initialised this key", rank=0,
-                               key=next(s.key for s in keys if s.key in missing))
+        if self._closed is not None:
+            raise type(self._closed)(f"{self._closed.message}, before it initialised this key",
+                                     rank=0, key=next(s.key for s in keys if s.key in missing))
         if self._awaited + len(missing) > MAX_AWAITED:
             raise ConfigError("too many keys are waited for", expected=f"at most {MAX_AWAITED}")
         self._waits[waiter] = _Wait({spec.key: spec for spec in keys}, missing)
@@ -290,14 +292,28 @@ class Routing:
                 raise UnknownKey("key was never initialised", key=key)
         return [self._table[key] for key in keys]
 
+    def page(self, start: int) -> list[Placement]:
+        """Return where some keys live, from the `start`-th on; none at the end.
+
+        Those that are not ready are `fresh`.
+        """
+        found: list[Placement] = []
+        pieces = 0
+        for key in islice(self._table, max(0, start), None):
+            found.append(self._as_fresh(key))
+            pieces += 1 + len(found[-1].pieces)
+            if pieces > PAGE_PIECES:
+                break
+        return found
+
     def forget(self, rank: int) -> None:
         """Drop the waits of a worker."""
         for waiter in [waiter for waiter in self._waits if waiter[0] == rank]:
             self._forget(waiter)
 
-    def close(self) -> list[Waiter]:
-        """Rank 0 left: no key becomes ready any more. Returns whom that leaves waiting."""
-        self._closed = True
+    def close(self, why: ClusterError) -> list[Waiter]:
+        """Rank 0 is gone: no key becomes ready any more. Returns whom that leaves waiting."""
+        self._closed = why
         waiters = sorted(self._waits)
         for waiter in waiters:
             self._forget(waiter)

@@ -18,6 +18,7 @@ from asyncps.errors import (
 )
 from asyncps.protocol import messages as m
 from asyncps.state.agreements import Action, Order, StoreRequest, Stores
+from asyncps.state.losses import all_ended, goes_on_without, part_with
 from asyncps.state.membership import (
     Close,
     Instruction,
@@ -289,7 +290,7 @@ class SchedulerState:
             pass
         elif self._failure is None and not self._running:
             self._rendezvous(servers, workers)
-        elif self._failure is not None or all(w.standing is Standing.LEFT for w in workers):
+        elif self._failure is not None or all_ended(workers):
             there = [node for node in (*servers, *workers) if node.is_there]
             if self._failure is None and self._shutdown is None:
                 self._ending_at = self._now
@@ -321,6 +322,12 @@ class SchedulerState:
         self._outbox.tell(node, m.Members([other.member for other in self._membership]))
 
     def _lose(self, node: Node, reason: str) -> None:
+        going_on = self._running and self._failure is None and self._shutdown is None
+        if going_on and goes_on_without(self._config, self._membership, node):
+            self._carry_out(part_with(node, reason, self._membership, self._stores, self._outbox))
+            if node.link is not None:
+                self._close(node.link, "declared lost")
+            return
         node.standing = Standing.LOST
         node.lost = m.Lost(node.role, node.rank, node.host, reason)
         error = LOST_BY_ROLE[node.role](f"{node} is lost: {reason}", rank=node.rank)

@@ -8,7 +8,7 @@ Server", 2013). Every rank has clocks of its own; a replay is recognised and nev
 
 from __future__ import annotations
 
-from asyncps.state.rounds import check_next
+from asyncps.state.rounds import check_next, ranks_of
 
 
 class Arrivals:
@@ -68,6 +68,15 @@ class Arrivals:
     def apply(self, rank: int, clock: int) -> None:
         """A contribution was applied."""
         self.done[rank] = clock
+
+    def count_again(self, members: int) -> None:
+        """All have joined and nothing is held: whoever was behind stands where the furthest does.
+
+        Else it would be the slowest of the next epoch from its beginning.
+        """
+        furthest = max(self.pushed.values(), default=0)
+        self.pushed = dict.fromkeys(ranks_of(members), furthest) if furthest else {}
+        self.done = dict(self.pushed)
 
     def missing(self, clock: int, members: int) -> list[int]:
         """Return the ranks that somebody's clock waits for, ascending."""

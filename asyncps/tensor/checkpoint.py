@@ -2,53 +2,60 @@
 
     weights.safetensors   values by key, readable by safetensors alone
     state.safetensors     what optimizers keep, as "key/name of the state"
-    checkpoint.json       which key is behind which name, and what the caller says of itself
+    tables.safetensors    only if there are row-sparse tables: of each "key/rows" (int64, the rows
+                          that were made, ascending), "key/values" and "key/state.name"
+    checkpoint.json       which key is behind which name, what tables are like, and what the caller
+                          says of itself
 
 A string key is its own name. A number is its digits; where a string has that name already, or the
 format has it reserved, a prefix is put before it: 5 and "5" stay two keys.
 
-Files are written here, since safetensors' NumPy face copies each array before it writes it and
-cannot read bfloat16; its library checks every header that is read.
+`Writer` and `Reader` take and give it piece by piece, for content that no memory need hold at once;
+`write` and `read` do it whole.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import json
-import math
 import os
-import secrets
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from asyncps.errors import AsyncPSError, CheckpointError
-from asyncps.tensor import dtypes
+from asyncps.errors import CheckpointError
+from asyncps.tensor.checkpointmeta import (
+    META,
+    key_of,
+    names_of,
+    read_meta,
+    refuse_foreign,
+    told,
+)
+from asyncps.tensor.checkpointwriter import FreshDirectory
 from asyncps.tensor.dtypes import Array
+from asyncps.tensor.safefile import (
+    Entry,
+    Slot,
+    entry_of,
+    layout,
+    read_array,
+    read_header,
+    read_into,
+)
+from asyncps.tensor.savedtable import ROWS, STATE_PREFIX, VALUES, TableRows, TableWords
 
 Key = int | str
 State = Mapping[Key, Mapping[str, Array]]
 
-FORMAT, VERSION = "asyncps checkpoint", 1
-WEIGHTS, STATE, META = "weights.safetensors", "state.safetensors", "checkpoint.json"
-_RESERVED = "__metadata__"  # safetensors' own entry of a header
-_CODES = {
-    "float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "int8": "I8",
-    "uint8": "U8", "int32": "I32", "int64": "I64",
-}
-_NAMES = {code: name for name, code in _CODES.items()}
-_EXCHANGE, _AT_CWD = 2, -100  # of renameat2
+WEIGHTS, STATE, TABLES = "weights.safetensors", "state.safetensors", "tables.safetensors"
 
 
 @dataclass(frozen=True)
-class Entry:
+class Item:
     """One array of a checkpoint: of a key, or of what an optimizer keeps for a key."""
 
     key: Key
@@ -65,16 +72,199 @@ class Checkpoint:
         weights: Values by key.
         state: Arrays by key and name; keys without any are left out.
         meta: What the writer said, as plain data.
+        tables: Rows of row-sparse tables by key.
     """
 
     weights: dict[Key, Array]
     state: dict[Key, dict[str, Array]]
     meta: dict[str, Any]
+    tables: dict[Key, TableRows] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint will hold: dtypes and shapes, without the arrays.
+
+    Attributes:
+        weights: Values by key.
+        state: By key and name; a name holds no "/".
+        tables: What each table is, and its arrays by their part of a label.
+    """
+
+    weights: Mapping[Key, Entry]
+    state: Mapping[Key, Mapping[str, Entry]]
+    tables: Mapping[Key, tuple[TableWords, Mapping[str, Entry]]] = field(default_factory=dict)
+
+
+class Writer:
+    """Writes a checkpoint piece by piece; `with` it, and call `finish` at the end.
+
+    Args:
+        directory: Its path; the folder above must exist. A checkpoint that stands there is replaced
+            in one step.
+        contents: What it will hold. What is not written is zero.
+        meta: Plain data: what JSON can say, without NaN.
+
+    Raises:
+        CheckpointError: From every method: the disk is full, something else stands at the path, or
+            what shall be written cannot be. What stood there before still does.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], contents: Contents, meta: Mapping[str, Any]
+    ) -> None:
+        target = Path(os.path.abspath(directory))
+        refuse_foreign(target)
+        keys = contents.weights.keys() | contents.state.keys() | contents.tables.keys()
+        self._names = names = names_of(set(keys))
+        self._text = told(
+            names, {key: words for key, (words, _) in contents.tables.items()}, meta
+        )
+        kept = {
+            f"{names[key]}/{name}": entry for key, entries in contents.state.items()
+            for name, entry in entries.items()
+        }
+        if any("/" in name for entries in contents.state.values() for name in entries):
+            raise CheckpointError("a name of optimizer state with a slash", got=sorted(kept))
+        self._entries = {
+            WEIGHTS: {names[key]: entry for key, entry in contents.weights.items()}, STATE: kept,
+        }
+        if contents.tables:
+            self._entries[TABLES] = {
+                f"{names[key]}/{part}": entry for key, (_, parts) in contents.tables.items()
+                for part, entry in parts.items()
+            }
+        self._slots: dict[str, dict[str, Slot]] = {}
+        self._fresh = FreshDirectory(target)
+
+    def __enter__(self) -> Self:
+        self._fresh.__enter__()
+        try:
+            for file, entries in self._entries.items():
+                head, self._slots[file] = layout(entries)
+                size = len(head) + sum(entry.nbytes for entry in entries.values())
+                self._fresh.add(file, head, size)
+            self._fresh.add(META, self._text, len(self._text))
+        except BaseException:
+            self._fresh.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._fresh.__exit__(kind, error, trace)
+
+    def write(self, key: Key, state: str | None, begin: int, view: memoryview) -> None:
+        """Write bytes of a key's value, or of a state, from its byte `begin` on.
+
+        Any thread, one at a time.
+        """
+        if state is None:
+            self._write(WEIGHTS, self._names[key], begin, view)
+        else:
+            self._write(STATE, f"{self._names[key]}/{state}", begin, view)
+
+    def write_table(self, key: Key, part: str, begin: int, view: memoryview) -> None:
+        """Write bytes of one array of a table; `part` as in `Contents.tables`."""
+        self._write(TABLES, f"{self._names[key]}/{part}", begin, view)
+
+    def finish(self) -> None:
+        """Make it durable, and let it stand at its path."""
+        self._fresh.finish()
+
+    def _write(self, file: str, label: str, begin: int, view: memoryview) -> None:
+        self._fresh.write(file, self._slots[file][label].begin + begin, view)
+
+
+class Reader:
+    """An open checkpoint; `with` it. A newer one that takes its place does not change it.
+
+    Raises:
+        CheckpointError: There is none, or its files are cut off, foreign, or do not belong
+            together.
+
+    Attributes:
+        weights: Where each value lies.
+        state: Where each state lies, by key and name.
+        tables: What each table is, and where its arrays lie.
+        meta: What the writer said.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        folder = Path(directory)
+        keys, self.meta, tables = read_meta(folder)
+        self.weights: dict[Key, Slot] = {}
+        self.state: dict[Key, dict[str, Slot]] = {}
+        self.tables: dict[Key, tuple[TableWords, dict[str, Slot]]] = {}
+        self._folder = folder
+        self._files: dict[str, FileIO] = {}
+        for name, slot in read_header(folder / WEIGHTS).items():
+            self.weights[key_of(keys, name, folder)] = slot
+        for label, slot in read_header(folder / STATE).items():
+            name, _, part = label.rpartition("/")
+            self.state.setdefault(key_of(keys, name, folder), {})[part] = slot
+        if not tables:
+            return
+        self.tables = {key_of(keys, name, folder): (words, {}) for name, words in tables.items()}
+        for label, slot in read_header(folder / TABLES).items():
+            name, _, part = label.rpartition("/")
+            if name not in tables:
+                raise CheckpointError("rows of no known table", got=f"{name} in {folder}")
+            self.tables[key_of(keys, name, folder)][1][part] = slot
+        for key, (words, slots) in self.tables.items():
+            words.check_parts({part: slot.entry for part, slot in slots.items()}, key)
+
+    def __enter__(self) -> Self:
+        try:
+            for name in (WEIGHTS, STATE, *([TABLES] if self.tables else [])):
+                self._files[name] = FileIO(self._folder / name)
+        except OSError as error:
+            self.__exit__(None, None, None)
+            raise CheckpointError(f"a checkpoint without one of its files: {error.strerror}",
+                                  got=self._folder) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def read(self, key: Key, state: str | None, begin: int, view: memoryview) -> None:
+        """Fill a view with the bytes of a key's value, or of a state, from `begin` on.
+
+        Any thread, one at a time.
+        """
+        if state is None:
+            read_into(self._files[WEIGHTS], self.weights[key].begin + begin, view)
+        else:
+            read_into(self._files[STATE], self.state[key][state].begin + begin, view)
+
+    def read_whole(self) -> Checkpoint:
+        """Read all arrays: new memory, the caller's."""
+        weights, state = self._files[WEIGHTS], self._files[STATE]
+        return Checkpoint(
+            {key: read_array(weights, slot) for key, slot in self.weights.items()},
+            {key: {name: read_array(state, slot) for name, slot in slots.items()}
+             for key, slots in self.state.items()},
+            self.meta,
+            {key: self._read_table(words, slots) for key, (words, slots) in self.tables.items()},
+        )
+
+    def _read_table(self, words: TableWords, slots: Mapping[str, Slot]) -> TableRows:
+        arrays = {part: read_array(self._files[TABLES], slot) for part, slot in slots.items()}
+        rows, values = arrays.pop(ROWS), arrays.pop(VALUES)
+        return TableRows(words, rows, values, {
+            part.removeprefix(STATE_PREFIX): array for part, array in arrays.items()
+        })
 
 
 def write(
     directory: str | os.PathLike[str], weights: Mapping[Key, Array], state: State,
-    meta: Mapping[str, Any],
+    meta: Mapping[str, Any], tables: Mapping[Key, TableRows] | None = None,
 ) -> None:
     """Write a checkpoint; one that stands there already is replaced in one step.
 
@@ -83,44 +273,30 @@ def write(
         weights: C-contiguous arrays of the dtypes of values, by key; only read.
         state: Arrays of the same kind by key and name; a name holds no "/".
         meta: Plain data: what JSON can say, without NaN.
+        tables: Rows of row-sparse tables by key.
 
     Raises:
         CheckpointError: The disk is full, something else stands at the path, or a value cannot be
             written. What stood there before still does.
     """
-    target = Path(os.path.abspath(directory))
-    _refuse_foreign(target)
-    names = _names(weights.keys() | state.keys())
-    kept = {
-        f"{names[key]}/{name}": array for key, arrays in state.items()
-        for name, array in arrays.items()
-    }
-    if any("/" in name for arrays in state.values() for name in arrays):
-        raise CheckpointError("a name of optimizer state with a slash", got=sorted(kept))
-    told = {
-        "format": FORMAT, "version": VERSION, "keys": [[name, key] for key, name in names.items()],
-        "meta": dict(meta),
-    }
-    fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        text = json.dumps(told, allow_nan=False, indent=1).encode()
-        fresh.mkdir()
-        try:
-            _write_file(fresh / WEIGHTS, _tensors({names[k]: a for k, a in weights.items()}))
-            _write_file(fresh / STATE, _tensors(kept))
-            _write_file(fresh / META, [text])
-            _sync(fresh)
-            _put(fresh, target)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-        _sync(target.parent)
-    except OSError as error:
-        raise CheckpointError(f"a checkpoint could not be written: {error.strerror or error}",
-                              got=target) from error
-    except (TypeError, ValueError) as error:
-        if isinstance(error, AsyncPSError):
-            raise
-        raise CheckpointError(f"a checkpoint's meta must be plain data: {error}") from error
+    tables = tables or {}
+    contents = Contents(
+        {key: entry_of(array) for key, array in weights.items()},
+        {key: {name: entry_of(array) for name, array in arrays.items()}
+         for key, arrays in state.items()},
+        {key: (table.words, {part: entry_of(array) for part, array in table.arrays().items()})
+         for key, table in tables.items()},
+    )
+    with Writer(directory, contents, meta) as writer:
+        for key, array in weights.items():
+            writer.write(key, None, 0, _bytes_of(array))
+        for key, arrays in state.items():
+            for name, array in arrays.items():
+                writer.write(key, name, 0, _bytes_of(array))
+        for key, table in tables.items():
+            for part, array in table.arrays().items():
+                writer.write_table(key, part, 0, _bytes_of(array))
+        writer.finish()
 
 
 def read(directory: str | os.PathLike[str]) -> Checkpoint:
@@ -134,222 +310,27 @@ def read(directory: str | os.PathLike[str]) -> Checkpoint:
             together.
         ConfigError: It holds bfloat16, and ml_dtypes is not installed.
     """
-    folder = Path(directory)
-    keys, meta = _read_meta(folder)
-    weights: dict[Key, Array] = {}
-    state: dict[Key, dict[str, Array]] = {}
-    for name, array in _read_file(folder / WEIGHTS).items():
-        weights[_key_of(keys, name, folder)] = array
-    for label, array in _read_file(folder / STATE).items():
-        name, _, part = label.rpartition("/")
-        state.setdefault(_key_of(keys, name, folder), {})[part] = array
-    return Checkpoint(weights, state, meta)
+    with Reader(directory) as reader:
+        return reader.read_whole()
 
 
-def show(directory: str | os.PathLike[str]) -> tuple[list[Entry], dict[str, Any]]:
-    """Tell what a checkpoint holds, without reading the arrays: entries, and the writer's meta.
+def show(directory: str | os.PathLike[str]) -> tuple[list[Item], dict[str, Any]]:
+    """Tell what a checkpoint holds, without reading the arrays: items, and the writer's meta.
 
     Raises:
         CheckpointError: As `read`.
     """
-    folder = Path(directory)
-    keys, meta = _read_meta(folder)
-    entries = []
-    for name, (dtype, shape, _) in _read_header(folder / WEIGHTS)[0].items():
-        entries.append(Entry(_key_of(keys, name, folder), None, dtype, shape))
-    for label, (dtype, shape, _) in _read_header(folder / STATE)[0].items():
-        name, _, part = label.rpartition("/")
-        entries.append(Entry(_key_of(keys, name, folder), part, dtype, shape))
-    return sorted(entries, key=lambda e: (str(e.key), type(e.key).__name__, e.state or "")), meta
+    found = Reader(directory)
+    items = [Item(key, None, *slot.entry) for key, slot in found.weights.items()]
+    items += [Item(key, name, *slot.entry) for key, slots in found.state.items()
+              for name, slot in slots.items()]
+    items += [Item(key, None if part == VALUES else part, *slot.entry)
+              for key, (_, slots) in found.tables.items() for part, slot in slots.items()]
+    items.sort(key=lambda item: (str(item.key), type(item.key).__name__, item.state or ""))
+    return items, found.meta
 
 
-# ---- names ----
-
-
-def _names(keys: set[Key]) -> dict[Key, str]:
-    """Give each key a name of its own, whatever the order in which they come."""
-    names: dict[Key, str] = {key: key for key in keys if isinstance(key, str)}
-    for name in names.values():
-        if not name.isascii() and name != name.encode(errors="replace").decode():
-            raise CheckpointError("a key that is no Unicode text", got=repr(name))
-    taken = set(names.values())
-    if _RESERVED in names:
-        names[_RESERVED] = _free("str:" + _RESERVED, taken)
-    for key in sorted(key for key in keys if isinstance(key, int)):
-        names[key] = _free(str(key), taken)
-    return {key: names[key] for key in sorted(names, key=lambda k: (str(k), type(k).__name__))}
-
-
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name = "int:" + name
-    taken.add(name)
-    return name
-
-
-def _key_of(keys: Mapping[str, Key], name: str, folder: Path) -> Key:
-    if name not in keys:
-        raise CheckpointError("files that do not belong together: a value of no known key",
-                              expected=", ".join(keys), got=f"{name} in {folder}")
-    return keys[name]
-
-
-# ---- writing ----
-
-
-def _tensors(arrays: Mapping[str, Array]) -> list[Any]:
-    """Return the pieces of a safetensors file: its header, then the arrays' own memory."""
-    header: dict[str, Any] = {}
-    pieces: list[Any] = [b""]
-    end = 0
-    # The widest first, so that each array begins at a multiple of its item's size.
-    for name, array in sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])):
-        if not array.flags.c_contiguous:
-            raise CheckpointError("an array that is not contiguous", got=name)
-        begin, end = end, end + array.nbytes
-        header[name] = {"dtype": _CODES[dtypes.name_of(array.dtype)], "shape": list(array.shape),
-                        "data_offsets": [begin, end]}
-        if array.nbytes:
-            pieces.append(array.reshape(-1).view(np.uint8).data)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    pieces[0] = len(text).to_bytes(8, "little") + text
-    return pieces
-
-
-def _write_file(path: Path, pieces: list[Any]) -> None:
-    with open(path, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder last, as fsync makes the content of a file."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _refuse_foreign(target: Path) -> None:
-    """Refuse to replace what is no checkpoint: it may be somebody's work."""
-    if not target.parent.is_dir():
-        raise CheckpointError("the folder of a checkpoint does not exist", got=target.parent)
-    if not os.path.lexists(target):
-        return
-    if target.is_symlink() or not target.is_dir():
-        raise CheckpointError("something else stands where a checkpoint shall", got=target)
-    if any(target.iterdir()):
-        _read_meta(target)
-
-
-def _put(fresh: Path, target: Path) -> None:
-    """Let the fresh directory be the target; an old one is then where the fresh one was.
-
-    Plain rename replaces no directory with something in it. Where the file system cannot exchange
-    two names, there is a moment in which the old one has another name and nothing stands here.
-    """
-    try:
-        fresh.rename(target)
-        return
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    libc = ctypes.CDLL(None, use_errno=True)
-    exchange = getattr(libc, "renameat2", None)
-    if exchange is not None and not exchange(
-        _AT_CWD, os.fsencode(fresh), _AT_CWD, os.fsencode(target), ctypes.c_uint(_EXCHANGE)
-    ):
-        return
-    old = fresh.with_suffix(".old")
-    target.rename(old)
-    try:
-        fresh.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-# ---- reading ----
-
-
-def _read_meta(folder: Path) -> tuple[dict[str, Key], dict[str, Any]]:
-    """Return keys by name, and the writer's meta."""
-    path = folder / META
-    try:
-        told = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"no checkpoint: {error.strerror}", got=path) from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"a checkpoint that cannot be read: {error}", got=path) from error
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        raise CheckpointError("not a checkpoint", expected=FORMAT, got=path)
-    if told.get("version") != VERSION:
-        raise CheckpointError(f"{path} is of another version", expected=VERSION,
-                              got=told.get("version"))
-    keys, meta = told.get("keys"), told.get("meta")
-    if not isinstance(meta, dict) or not isinstance(keys, list) or not all(map(_is_pair, keys)):
-        raise CheckpointError("a checkpoint that cannot be read", got=path)
-    return {name: key for name, key in keys}, meta
-
-
-def _is_pair(pair: object) -> bool:
-    return (
-        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
-        and isinstance(pair[1], (str, int)) and not isinstance(pair[1], bool)
-    )
-
-
-Header = dict[str, tuple[str, tuple[int, ...], int]]
-
-
-def _read_header(path: Path) -> tuple[Header, int]:
-    """Return dtype, shape and offset by name, and where the data begins.
-
-    safetensors has checked the header by then: that offsets are those of dtypes and shapes, in
-    one piece, and end where the file does.
-    """
-    try:
-        with safe_open(path, framework="np"):
-            pass
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-    except OSError as error:
-        raise CheckpointError(f"a checkpoint without one of its files: {error.strerror or error}",
-                              got=path) from error
-    except (SafetensorError, ValueError) as error:
-        raise CheckpointError(f"a file that cannot be read: {error}", got=path) from error
-    found: Header = {}
-    for name, entry in header.items():
-        if name == _RESERVED:
-            continue
-        if entry["dtype"] not in _NAMES:
-            raise CheckpointError(f"a value of another dtype in {path}",
-                                  expected=", ".join(_CODES), got=entry["dtype"])
-        found[name] = _NAMES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"][0]
-    return found, 8 + size
-
-
-def _read_file(path: Path) -> dict[str, Array]:
-    header, begin = _read_header(path)
-    found: dict[str, Array] = {}
-    with open(path, "rb", buffering=0) as file:
-        for name, (dtype, shape, offset) in header.items():
-            flat = np.empty(math.prod(shape), dtypes.numpy_dtype(dtype))
-            file.seek(begin + offset)
-            _fill(file, flat.view(np.uint8).data, path)
-            found[name] = flat.reshape(shape)
-    return found
-
-
-def _fill(file: FileIO, view: memoryview, path: Path) -> None:
-    while len(view):
-        count = file.readinto(view)
-        if not count:
-            raise CheckpointError("a file that became shorter while it was read", got=path)
-        view = view[count:]
+def _bytes_of(array: Array) -> memoryview:
+    if not array.flags.c_contiguous:
+        raise CheckpointError("an array that is not contiguous", got=array.strides)
+    return array.reshape(-1).view(np.uint8).data

@@ -57,6 +57,11 @@ class Pool:
             self._free.setdefault(size, []).append(buffer)
             self.free_bytes += size
 
+    def keep_less(self, size: int) -> None:
+        """Let `size` bytes less lie unused, for what needed them is gone."""
+        self.keep_bytes -= size
+        self._evict(0)
+
     def _evict(self, size: int) -> None:
         """Make room by dropping buffers of other sizes, oldest first."""
         for other in [s for s in self._free if s != size]:

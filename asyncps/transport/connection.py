@@ -42,6 +42,10 @@ LOW_WATER_BYTES = 512 << 10
 # is read as it comes: keys of one or two chunks have little else that would overlap with sending.
 _LARGE_BYTES, _MOST_BYTES = 640 << 10, 1 << 20
 
+# Who is refused is held that long before he is shown the door, and not read: else whoever comes
+# back at once takes the time of a loop that has work to do. A listener bounds how many there are.
+REFUSED_S = 0.5
+
 wake_at: Callable[..., None] = wire.wake_at
 
 
@@ -82,6 +86,8 @@ class Connection(asyncio.BufferedProtocol):
         fresh = replace(hello, nonce=os.urandom(NONCE_BYTES))
         self._owner = owner
         self._handshake: Handshake | None = Handshake(fresh, token, connector=connector)
+        self._accepted = not connector
+        self._farewell: asyncio.TimerHandle | None = None
         self._hello_buffer = bytearray(512)
         self._reader: FrameReader | None = None
         self._transport: asyncio.Transport | None = None
@@ -146,6 +152,8 @@ class Connection(asyncio.BufferedProtocol):
         """Tell the owner, once."""
         self.ready = self.writable = False
         self._closed = True
+        if self._farewell is not None:
+            self._farewell.cancel()
         self._transport = None
         self._reader = None
         self._fd = -1
@@ -275,8 +283,14 @@ class Connection(asyncio.BufferedProtocol):
         assert self._handshake is not None
         self._error = error
         self._closed = True
-        if self._transport is not None:
-            if farewell := self._handshake.refusal():
-                self._transport.write(farewell)
-            self._transport.close()
+        transport = self._transport
+        if transport is None:
+            return
+        if farewell := self._handshake.refusal():
+            transport.write(farewell)
+        if not self._accepted:
+            transport.close()
+            return
+        transport.pause_reading()
+        self._farewell = asyncio.get_running_loop().call_later(REFUSED_S, transport.close)
 

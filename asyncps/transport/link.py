@@ -353,12 +353,14 @@ class Link:
                 error = messages.error_from_wire(message)
         elif kind != Kind.DATA and kind != Kind.ACK:
             raise RemoteProtocolError("no answer", expected="ACK, DATA, ERROR or CONTROL", got=kind)
-        if header.request == 0 or isinstance(message, messages.Install):
+        if header.request == 0 or isinstance(message, messages.Install | messages.Attendance):
             if message is not None:
                 self._on_message(message, header.request)
             return
         request = self.unanswered.get(header.request)
         if request is None:
+            if isinstance(message, messages.ErrorInfo):
+                self._on_message(message, header.request)  # it may be about the greeting
             return
         place = request.place
         if place is not None and error is None and len(place) != header.payload_bytes:

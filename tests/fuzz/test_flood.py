@@ -19,9 +19,11 @@ from asyncps.protocol import messages as m
 from asyncps.protocol.frames import Kind
 from asyncps.protocol.handshake import Hello
 from asyncps.roles.scheduler import Scheduler
+from asyncps.transport import connection as connection_module
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link
 from asyncps.transport.network import TcpNetwork
+from asyncps.transport.tcp import MAX_UNPROVEN
 from tests.protocol.streams import frame, raw_header
 from tests.transport.ends import End, spawning
 
@@ -108,6 +110,36 @@ async def test_stranger_is_refused_with_a_line_and_the_job_goes_on(
     await say(scheduler, data)
     assert line in caplog.text
     assert TOKEN not in caplog.text
+    await check_join(scheduler)
+
+
+async def test_stranger_who_was_refused_is_held_and_a_crowd_of_them_keeps_nobody_out(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "REFUSED_S", 60.0)
+    strangers = []
+    for _ in range(MAX_UNPROVEN):
+        strangers.append(await asyncio.open_connection("127.0.0.1", scheduler.port))
+        strangers[-1][1].write(b"GET / HTTP/1.1\r\n\r\n")
+    await check_join(scheduler)  # all are there by now, and one has gone for it
+    gone = [reader for reader, _ in strangers if reader.at_eof() or reader.exception()]
+    assert len(gone) <= 1
+    again = [
+        await asyncio.open_connection("127.0.0.1", scheduler.port) for _ in range(MAX_UNPROVEN)
+    ]
+    for reader, writer in strangers:  # who came first goes first
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 10.0) == b""
+        writer.close()
+    for _, writer in again:
+        writer.close()
+
+
+async def test_stranger_who_was_refused_is_shown_the_door_by_and_by(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "REFUSED_S", 0.02)
+    assert await say(scheduler, b"GET / HTTP/1.1\r\n\r\n") == b""
     await check_join(scheduler)
 
 

@@ -155,10 +155,10 @@ def whole_table(store: KVStore) -> None:
     store.push("t", RowSparse(np.arange(shape[0]), whole * (store.rank + 1), shape))
     found = store.row_sparse_pull("t", np.arange(shape[0]))
     assert np.array_equal(found.values, whole * (n * (n + 1) / 2))
-    step = RowSparse(np.arange(100, 60_000), whole[100:60_000], shape)
+    step = RowSparse(np.arange(100, 60_000), whole[100:60_000].copy(), shape)
     store.set_optimizer("sgd", learning_rate=0.5)
     store.push("t", step, copy=False).wait(20)
-    whole *= n * (n + 1) // 2
+    whole = whole * np.float32(n * (n + 1) / 2)
     whole[100:60_000] -= np.float32(0.5) * (n * step.values)
     some = np.random.default_rng(3).permutation(shape[0])[:50_000]
     found = store.row_sparse_pull("t", some)

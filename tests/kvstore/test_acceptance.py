@@ -50,6 +50,12 @@ def test_k1_seven_workers_and_seven_servers(transport: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.launch
+def test_k1_seven_workers_and_seven_servers_as_real_processes(processes: ProcessGroup) -> None:
+    on_processes(processes, scenarios.k1_seven_workers, workers=7, servers=7, within_s=200.0)
+
+
+@pytest.mark.slow
+@pytest.mark.launch
 @pytest.mark.parametrize(
     "scenario",
     [

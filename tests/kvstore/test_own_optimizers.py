@@ -219,28 +219,3 @@ def test_whole_keys_are_kept_whole_if_the_optimizer_asks_for_it() -> None:
         assert (store.pushpull("w", value.copy()) == 2 * (value - value.mean())).all()
 
     on_cluster(work)
-
-
-@both_transports
-def test_row_sparse_key_refuses_it_and_can_be_assigned_all_the_same(transport: str) -> None:
-    Gate()
-
-    def work(store: KVStore) -> None:
-        store.init("table", asyncps.initializer.Zero(), shape=(10, 2), dtype="f4")
-        store.init("w", np.zeros(2, "f4"))
-        store.set_optimizer("gated")
-        row = asyncps.RowSparse([1], np.ones((1, 2), "f4"), (10, 2))
-        store.push("table", row)
-        with pytest.raises(OptimizerError, match="gated is not one of asyncps's own"):
-            store.row_sparse_pull("table", [1])
-        store.barrier()
-        if store.rank == 0:
-            store.assign("table", row)
-        store.barrier()
-        assert (store.pushpull("w", np.ones(2, "f4")) == store.num_workers).all()
-        store.barrier()
-        store.set_optimizer("test")
-        store.push("table", row)
-        assert (store.row_sparse_pull("table", [1]).values == 1 + store.num_workers).all()
-
-    on_cluster(work, transport=transport)

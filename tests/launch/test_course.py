@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncps.launch.course import Course, Deadlines, Failed, Phase, Say, Terminate
+from asyncps.launch.course import Course, Deadlines, Failed, Lost, Phase, Say, Terminate
 from asyncps.launch.members import Member, describe_end, exit_code_of
 
 SCHEDULER = Member("scheduler", 0)
@@ -181,3 +181,84 @@ def test_whatever_happens_a_launch_that_is_ending_ends(events: list[tuple[str, i
 def test_end_of_a_process_in_a_number_and_in_words(code: int, exit_code: int, text: str) -> None:
     assert exit_code_of(code) == exit_code
     assert describe_end(code) == text
+
+
+# ---- on_worker_lost="continue" ------------------------------------------------------------------
+
+
+def going_on() -> Course:
+    course = Course(len(WORKERS), Deadlines(), now=0.0, goes_on=True)
+    course.started(SCHEDULER)
+    course.announced()
+    for member in SERVERS + WORKERS:
+        course.started(member)
+    return course
+
+
+def test_job_goes_on_without_a_lost_worker_and_ends_well() -> None:
+    course = going_on()
+    reason = "was killed by signal 9 (SIGKILL)"
+    assert course.exited(WORKERS[1], -9, 1.0) == [Lost(WORKERS[1], reason, tell_scheduler=True)]
+    assert course.phase is Phase.RUNNING
+    assert course.declared_lost(WORKERS[1], reason, 1.5) == []  # the scheduler has heard it from us
+    assert course.exited(WORKERS[0], 0, 2.0) == []
+    assert course.phase is Phase.LEAVING
+    for member in [*SERVERS, SCHEDULER]:
+        assert course.exited(member, 0, 3.0) == []
+    assert (course.phase, course.exit_code, course.culprit) == (Phase.OVER, 0, None)
+    assert course.lost == {WORKERS[1]: reason}
+
+
+def test_job_without_workers_fails_by_the_first_that_was_lost() -> None:
+    course = going_on()
+    course.exited(WORKERS[1], 3, 1.0)
+    assert course.exited(WORKERS[0], -9, 2.0) == [
+        Lost(WORKERS[0], "was killed by signal 9 (SIGKILL)", tell_scheduler=True),
+        Failed(WORKERS[1], "exited with code 3", tell_scheduler=True),
+    ]
+    assert (course.exit_code, course.culprit, course.phase) == (3, WORKERS[1], Phase.SPEAKING)
+
+
+def test_stopped_worker_that_was_declared_lost_does_not_hold_the_end() -> None:
+    course = going_on()
+    reason = "was declared lost: silent"
+    assert course.declared_lost(WORKERS[1], "silent", 1.0) == [
+        Lost(WORKERS[1], reason, tell_scheduler=False)]
+    for member in (WORKERS[0], *SERVERS, SCHEDULER):
+        assert course.exited(member, 0, 2.0) == []
+    assert course.wait_s(2.0) == 10.0
+    assert course.tick(12.0) == [
+        Say("ending worker 1: still alive 10 s after the last worker"), Terminate()]
+    course.tick(20.0)
+    assert (course.phase, course.exit_code) == (Phase.OVER, 0)
+
+
+@pytest.mark.parametrize("code", [0, 1, -9])
+def test_lost_worker_that_ends_after_all_is_counted_once(code: int) -> None:
+    course = going_on()
+    course.declared_lost(WORKERS[1], "silent", 1.0)
+    assert course.exited(WORKERS[1], code, 2.0) == []
+    assert course.phase is Phase.RUNNING
+    course.exited(WORKERS[0], 0, 3.0)
+    assert course.phase is Phase.LEAVING
+
+
+def test_worker_that_ended_well_and_is_declared_lost_is_only_told_of() -> None:
+    course = going_on()
+    course.exited(WORKERS[1], 0, 1.0)
+    assert course.declared_lost(WORKERS[1], "cut off", 2.0) == [
+        Say("worker 1 was declared lost: cut off")]
+    assert course.phase is Phase.RUNNING
+
+
+def test_other_roles_still_end_a_job_that_goes_on() -> None:
+    course = going_on()
+    assert course.exited(SERVERS[0], -9, 1.0) == [
+        Failed(SERVERS[0], "was killed by signal 9 (SIGKILL)", tell_scheduler=True)]
+    assert course.declared_lost(WORKERS[1], "silent", 1.1) == []
+    assert course.exit_code == 137
+
+
+def test_declared_losses_are_ignored_where_a_loss_ends_the_job() -> None:
+    course = running()
+    assert course.declared_lost(WORKERS[1], "silent", 1.0) == []

@@ -65,7 +65,7 @@ def test_line_that_is_taken_is_hidden_but_logged(pipe: tuple[int, int], tmp_path
         ends = output.open(WORKER, on_line=lambda line: line == "take me")
         write_and_close(ends, b"before\ntake me\ntake me\n")
         output.drain(5.0)
-    assert os.read(pipe[0], 100) == b"[worker 0] before\n[worker 0] take me\n"
+    assert os.read(pipe[0], 100) == b"[worker 0] before\n"
     assert (tmp_path / "worker-0.log").read_bytes() == b"before\ntake me\ntake me\n"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from asyncps import initializer
 from asyncps.protocol import messages
 from asyncps.protocol.frames import HEADER_SIZE, Header, Kind
 from asyncps.protocol.reader import FrameReader
@@ -165,6 +166,10 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation that a message uses."""
     if kind in _SCALARS:
         return _SCALARS[kind]
+    if kind in typing.get_args(initializer.Initializer):
+        number, seed = st.floats(0, 100), st.integers(0, 2**64 - 1)
+        words = {"value": number, "scale": number, "sigma": number, "seed": seed}
+        return st.builds(kind, **{name: words[name] for name in kind.__struct_fields__})
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind, vars(messages))
         return st.builds(kind, **{name: values_of(hints[name]) for name in kind.__struct_fields__})

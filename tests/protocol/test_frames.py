@@ -42,7 +42,8 @@ def test_published_layout_and_kernel_agree() -> None:
 def test_kinds_and_flags_keep_their_numbers() -> None:
     assert {kind.name: kind.value for kind in Kind} == {
         "CONTROL": 1, "HEARTBEAT": 2, "INIT": 10, "ASSIGN": 11, "PUSH": 12, "PULL": 13,
-        "PUSHPULL": 14, "WAIT": 15, "REFUSE": 16, "ACK": 20, "DATA": 21, "ERROR": 22,
+        "PUSHPULL": 14, "WAIT": 15, "REFUSE": 16, "RESTORE": 17, "ACK": 20, "DATA": 21,
+        "ERROR": 22,
     }
     assert Flag.ROWS == 1
 

@@ -196,9 +196,13 @@ class WorkerEnd:
 
     def begin(self, op: Operation) -> None:
         """An operation begins the ordinary way."""
+        self.keep(op)
+        self.shortcut.note(op)
+
+    def keep(self, op: Operation) -> None:
+        """An operation is under way until it ends."""
         self.live.append(op)
         op.on_end(self.live.remove)
-        self.shortcut.note(op)
 
     def sweep(self) -> None:
         """Connections that this worker has closed are gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncps.errors import ClosedError
+from asyncps.errors import ClosedError, DeadlineExceeded
 from asyncps.protocol.frames import PUSH, PUSHPULL
 from asyncps.roles.held import Held, HeldPushes
 from asyncps.roles.operation import Operation
@@ -55,6 +55,22 @@ def test_behind_one_is_all_that_waits_for_it(named: list[Rows]) -> None:
                 waits.add(id(push))
         assert [id(push) for push in pushes.behind(head)] == [
             id(push) for push in every if id(push) in waits]
+
+
+def test_after_a_deadline_what_waits_behind_it_stays_and_its_callers_hear_of_it() -> None:
+    pushes = HeldPushes()
+    first, other, behind = held([0, 1]), held([2]), held([1])
+    ops = [push.op for push in (first, other, behind)]
+    for push in (first, other, behind):
+        pushes.append(push)
+    pushes.give_up(first, DeadlineExceeded("too long"))
+    assert [op.ended for op in ops] == [True, False, True]
+    assert list(pushes) == [first, other, behind]
+    pushes.give_up(first, ClosedError("over"))
+    assert not pushes
+    assert ops[1].ended
+    assert first.is_gone
+    assert other.is_gone
 
 
 def test_push_of_all_rows_is_one_of_those_there_were_when_there_are_more() -> None:

@@ -17,6 +17,7 @@ from asyncps.errors import (
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Kind
 from asyncps.protocol.messages import Install, Missing, SetHyper, UnitSpec
+from asyncps.roles.dropping import drop
 from asyncps.roles.unit import Unit
 from tests.roles.machine import StoreMachine, random_walk
 from tests.support.ports import STORE, FakeServer, Frame, make_frame, read_answer
@@ -256,3 +257,24 @@ async def test_failed_round_answers_everyone_and_the_next_push_goes_on() -> None
     assert ask(server, 0, make_frame(Kind.WAIT, 3, CHUNK, 2, size=4))[0] == Kind.ACK
     server.keeper.install(Install(STORE, server.config_words, "test", {"rescale_grad": 1.0}))
     assert ask(server, 0, make_frame(Kind.PUSHPULL, 4, CHUNK, 3, one))[2] == np.int32(6).tobytes()
+
+
+async def test_dropped_store_gives_its_memory_back_and_tells_whoever_waits() -> None:
+    server = FakeServer(2)
+    before = server.pool.keep_bytes
+    server.init(CHUNK, "float32", [f4(0, 0)], slab=False)
+    server.init(SLAB, "float32", [f4(0), f4(0)], slab=True)
+    assert server.pool.keep_bytes == before + 16
+    for number, (unit, rows) in enumerate([(CHUNK, None), (SLAB, None), (SLAB, [1])], 1):
+        value = f4(1) if rows else f4(1, 1)
+        clock = 2 if rows else 1
+        server.deliver(0, make_frame(Kind.PUSHPULL, number, unit, clock, value, rows=rows))
+    assert not server.answers(0)
+    drop(server.keeper)
+    told = [read_answer(frame) for frame in server.answers(0)]
+    assert sorted(number for _, number, _, _ in told) == [1, 2, 3]
+    assert all(isinstance(error, UnknownKey) for *_, error in told)
+    assert not server.ports[0].parked
+    assert server.pool.keep_bytes == before
+    assert server.pool.free_bytes <= before
+    assert not server.keeper.units

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -103,6 +103,26 @@ def test_ctrl_c_waits_until_the_coroutine_has_let_go(runtime: Runtime) -> None:
     with pytest.raises(KeyboardInterrupt):
         runtime.run(hold())
     assert let_go == [True]
+    assert runtime.run(give(5)) == 5
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+def test_ctrl_c_while_a_call_is_handed_over_leaves_nothing_running(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, handed_over: bool
+) -> None:
+    real, calls = runtime.call, []
+
+    def call(work: Callable[[], None]) -> None:
+        calls.append(work)
+        if handed_over or len(calls) > 1:
+            real(work)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime, "call", call)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.run(asyncio.sleep(3600))
+    assert len(calls) == 2
     assert runtime.run(give(5)) == 5
 
 

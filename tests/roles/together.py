@@ -147,17 +147,23 @@ class Together(RuleBasedStateMachine):
         into = [memoryview(outs[i].view("u1")) for i, _ in plan.large] if wants else None
         rows = [[outs[i] for i in slab.indices] for slab in plan.slabs] if wants else None
         if lane:
-            attempt = Attempt()
             value = memoryview(given[0].view("u1"))
+
+            def go_on() -> None:
+                step = attempt.unanswered
+                assert step is not None
+                end.keep(op)
+                end.client.go_on(op, plan, step, value, into[0] if into else None,
+                                 rows[0] if rows else None, 0)
+
+            attempt = Attempt(op, go_on)
             end.shortcut.pushpull(plan, value, attempt)
+            end.shortcut.settle(lambda start: start())
+            assert attempt.error is None
             if attempt.value is not None:
                 outs[0].view("u1")[:] = attempt.value
                 op.part_done()
-                return op
             if attempt.step is not None:
-                end.begin(op)
-                end.client.go_on(op, plan, attempt.step, value, into[0] if into else None,
-                                 rows[0] if rows else None, 0)
                 return op
         end.begin(op)
         end.client.send(op, plan, large, small, into, rows, priority)

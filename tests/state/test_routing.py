@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from asyncps.config import Config
 from asyncps.errors import (
     AsyncPSError,
-    ClusterError,
     ConfigError,
     DtypeMismatch,
     KeyExists,
@@ -17,6 +16,7 @@ from asyncps.errors import (
     ShapeMismatch,
     TensorError,
     UnknownKey,
+    WorkerLost,
 )
 from asyncps.protocol.messages import KeySpec, Piece
 from asyncps.state import routing as module
@@ -315,8 +315,8 @@ def test_waiter_that_left_is_forgotten() -> None:
 def test_closed_table_lets_nobody_wait() -> None:
     routing = table()
     routing.wait((1, 1), [spec("a", 1)])
-    assert routing.close() == [(1, 1)]
-    with pytest.raises(ClusterError) as error:
+    assert routing.close(WorkerLost("worker 0 is lost", rank=0)) == [(1, 1)]
+    with pytest.raises(WorkerLost, match="worker 0 is lost, before") as error:
         routing.wait((1, 2), [spec("a", 1)])
     assert error.value.key == "a"
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from asyncps.errors import AsyncPSError, CheckpointError
-from asyncps.tensor import checkpoint, dtypes
+from asyncps.tensor import checkpoint, checkpointwriter, dtypes
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [dtypes.numpy_dtype(name) for name in dtypes.NAMES]
@@ -114,7 +114,7 @@ def test_where_names_cannot_be_exchanged_an_older_one_is_put_aside_first(
         def renameat2(self, *_: Any) -> int:
             return -1
 
-    monkeypatch.setattr(checkpoint.ctypes, "CDLL", lambda *_, **__: Libc())
+    monkeypatch.setattr(checkpointwriter.ctypes, "CDLL", lambda *_, **__: Libc())
     for number in range(2):
         checkpoint.write(tmp_path / "c", {f"w{number}": np.ones(3)}, {}, {})
     assert list(checkpoint.read(tmp_path / "c").weights) == ["w1"]

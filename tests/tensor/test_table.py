@@ -68,16 +68,22 @@ def test_k3_nobody_pushes_a_row(lazy: bool) -> None:
     for repeat in range(3):
         total = summed(table, *[(ids(), np.empty((0, 3)))] * 7)
         table.apply(total.ids, total.values, step("test", repeat + 1, lazy, rescale_grad=2))
-        table.apply(total.ids, total.values, None)
     assert (rows_of(table, 0, 1, 2, 3) == 1).all()
+    table.apply(total.ids, total.values, None)
+    assert (rows_of(table, 0, 1, 2, 3) == 0).all()
 
 
-def test_without_an_optimizer_a_row_becomes_the_sum_and_others_stay() -> None:
-    table = Table("k", (4, 2), F32, One())
-    for _ in range(3):  # K12's rule: replaced, not accumulated
-        total = summed(table, (ids(1, 3), [[1, 2], [3, 4]]), (ids(3), [[10, 10]]))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_without_an_optimizer_the_table_becomes_the_sum(dtype: str) -> None:
+    table = Table("k", (4, 2), by_name(dtype), One())
+    assert (rows_of(table, 0, 2) == 1).all()
+    for shift in range(3):  # K12's rule: replaced, not accumulated
+        total = summed(table, (ids(1, 3), [[1 + shift, 2], [3, 4]]), (ids(3), [[10, 10]]))
         table.apply(total.ids, total.values, None)
-        assert rows_of(table, 0, 1, 2, 3).tolist() == [[1, 1], [1, 2], [1, 1], [13, 14]]
+        assert rows_of(table, 0, 1, 2, 3).tolist() == [[0, 0], [1 + shift, 2], [0, 0], [13, 14]]
+        total = summed(table, (ids(0, 1, 2, 3), [[shift, 5]] * 4))
+        table.apply(total.ids, total.values, None)
+        assert rows_of(table, 0, 1, 2, 3).tolist() == [[shift, 5]] * 4
 
 
 # --------------------------------------------------------------------------------- lazy and full
@@ -228,7 +234,7 @@ def test_neighbours_keep_their_values_however_they_were_made(made: str, block_by
         table.apply(which, values.reshape(-1), step("test"))
         model[which] += values
         np.testing.assert_array_equal(rows_of(table, *range(rows)), model)
-        table.apply(which, values.reshape(-1), None)
+        table.assign(which, values.reshape(-1))
         model[which] = values
         np.testing.assert_array_equal(rows_of(table, *range(rows)), model)
     assert table.used_ids().tolist() == list(range(rows))

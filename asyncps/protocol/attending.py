@@ -1,0 +1,48 @@
+"""Messages about who is counted: a worker that is lost or has no more data, and its return."""
+
+from __future__ import annotations
+
+from asyncps.protocol.base import Message
+
+
+class Gone(Message, tag=90):
+    """The scheduler: this worker is lost, and the job goes on without it."""
+
+    rank: int
+    host: str
+    reason: str
+
+
+class JoinStore(Message, tag=91):
+    """A worker has no more data for a store: answered with AllJoined when all have joined."""
+
+    store: int
+
+
+class AllJoined(Message, tag=92):
+    """All workers have joined, and the servers count them again; `last` was the last of them."""
+
+    last: int
+
+
+class Attendance(Message, tag=93):
+    """The scheduler tells a server that rounds of a store do not wait for `rank` from now on.
+
+    None: that they wait for everybody again, and that all clocks of a unit are one. Answered with
+    Done.
+    """
+
+    store: int
+    rank: int | None
+
+
+class Clocks(Message, tag=94):
+    """A worker asks a server (on the data connection) for its own clocks of some units.
+
+    `clocks` is empty in the question; the answer has a list for each unit: one clock of a chunk,
+    one for each row of a slab, none of a unit that is not there.
+    """
+
+    store: int
+    units: list[int]
+    clocks: list[list[int]]

@@ -1,0 +1,96 @@
+"""Messages of save and load: what workers agree on, and what servers keep for a leader to fetch.
+
+The leader is the lowest rank that is there. No message for a server has a path in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from asyncps.protocol.base import ErrorInfo, Message
+
+
+class Together(Message, tag=85):
+    """A worker has come to save or load; all must say the same. Answered with Word: who leads.
+
+    `path` is only compared: nobody opens it but the leader, whose caller has given it.
+    """
+
+    store: int
+    verb: str
+    path: str
+
+
+class Word(Message, tag=86):
+    """Everybody but the leader waits for its word; the leader says it. All are answered with the
+    leader's Word, or with its error."""
+
+    store: int
+    leader: int
+    error: ErrorInfo | None = None
+    optimizer: str | None = None
+    hyper: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class ListKeys(Message, tag=87):
+    """Where do all keys live, from the `start`-th on? Answered with Placed, some at a time; with
+    none at the end. Those that rank 0 has not made ready are `fresh`."""
+
+    store: int
+    start: int
+
+
+class AskUnits(Message, tag=88):
+    """What does a server keep for the units above `after`? Answered with Units, or with
+    Disagreement while a round is open. With `after` -1 it begins."""
+
+    store: int
+    after: int
+
+
+class PartState(msgspec.Struct, frozen=True, array_like=True):
+    """What an optimizer keeps for some rows of a slab, or for a chunk (row 0): its count of
+    updates, and the dtype of each state by name."""
+
+    rows: list[int]
+    updates: int
+    state: dict[str, str]
+
+
+class UnitState(msgspec.Struct, frozen=True, array_like=True):
+    """One unit: the rows of a slab that stand alike are one part."""
+
+    unit: int
+    parts: list[PartState]
+
+
+class Units(Message, tag=89):
+    """Units by number, ascending, none at the end; and the newest hyper-parameters."""
+
+    optimizer: str | None
+    hyper: dict[str, Any]
+    units: list[UnitState]
+
+
+class StateRange(Message, tag=95):
+    """Bytes [begin, begin + size) of what a unit keeps: its value (`name` ""), or a state. Asked of
+    a server it is answered with DATA; as the table of a RESTORE the payload is to be these bytes.
+    """
+
+    store: int
+    unit: int
+    name: str
+    dtype: str
+    begin: int
+    size: int
+
+
+class SetClocks(Message, tag=96):
+    """These rows of a slab (a chunk: row 0) have had so many updates each. Answered with Done."""
+
+    store: int
+    unit: int
+    rows: list[int]
+    updates: list[int]

@@ -1,0 +1,83 @@
+"""Whom the rounds of one store on a server wait for, as workers join, return, or are lost.
+
+A worker that has joined stays a member of the job: what it pushed counts, what it asked for is
+answered, and its versions are kept. Only the rounds do not wait for it, until all have joined.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncps.errors import RemoteProtocolError, StaleIncarnation
+from asyncps.protocol.frames import MAX_ROWS
+from asyncps.protocol.messages import Clocks
+from asyncps.roles.freeunit import FreeUnit
+from asyncps.roles.keeper import Keeper
+from asyncps.roles.slab import parts_of
+from asyncps.roles.unit import Unit
+from asyncps.state.rounds import Rounds
+from asyncps.state.staleness import Arrivals
+
+if TYPE_CHECKING:
+    from asyncps.roles.port import WorkerPort
+
+MAX_UNITS = MAX_ROWS  # of one question for clocks: protects the memory of the server
+
+
+def attend(keeper: Keeper, rank: int | None, everybody: int) -> None:
+    """Carry out what the scheduler says of a store.
+
+    Args:
+        keeper: The store.
+        rank: Who has joined and is not waited for; None: all have, and all count again.
+        everybody: One bit for each worker that has not left.
+    """
+    rules = keeper.rules
+    rules.members = 0 if rank is None else rules.members & ~(1 << rank)
+    for unit in keeper.units.values():
+        for part in parts_of(unit):
+            keeper.complete(part)
+    if rank is not None:
+        return
+    rules.members = everybody
+    for unit in keeper.units.values():
+        for part in parts_of(unit):
+            _clocks_of(part).count_again(everybody)
+            if isinstance(part, FreeUnit):
+                part.failed.clear()  # they were of clocks that nobody stands at any more
+
+
+def clocks(keeper: Keeper, rank: int, asked: Clocks) -> Clocks:
+    """Answer a worker that asks for its clocks.
+
+    Raises:
+        RemoteProtocolError: It asks for more than a worker of ours does at once.
+    """
+    if len(asked.units) > MAX_UNITS:
+        raise RemoteProtocolError("too many units in one question", expected=f"at most {MAX_UNITS}",
+                                  got=len(asked.units))
+    return Clocks(asked.store, asked.units, [_of_unit(keeper, rank, unit) for unit in asked.units])
+
+
+def expel(rank: int, *doors: dict[int, WorkerPort]) -> None:
+    """Close what a lost worker had here; it hears that its incarnation is no member."""
+    for ports in doors:
+        port = ports.pop(rank, None)
+        if port is not None and port.connection is not None:
+            connection = port.connection
+            port.detach()
+            connection.abort(StaleIncarnation("this worker was declared lost", rank=rank))
+
+
+def _of_unit(keeper: Keeper, rank: int, number: int) -> list[int]:
+    unit = keeper.units.get(number)
+    if unit is None:
+        return []
+    found = [_clocks_of(part).pushed.get(rank, 0) for part in parts_of(unit)]
+    if isinstance(unit, Unit) or unit.whole is None:
+        return found
+    return found * len(unit.sizes)
+
+
+def _clocks_of(part: Unit) -> Rounds | Arrivals:
+    return part.arrivals if isinstance(part, FreeUnit) else part.rounds

@@ -1,0 +1,196 @@
+"""The state of one store, from the servers to a checkpoint: the work of the worker that leads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from asyncps import optim
+from asyncps.errors import CheckpointError, OptimizerError
+from asyncps.protocol import messages
+from asyncps.protocol.messages import Key, PartState, Placement
+from asyncps.roles.client import Client
+from asyncps.roles.fetching import Disk, Window, fetch
+from asyncps.roles.stretches import Place, Range, Stretch, places_of, ranges_of
+from asyncps.roles.worker import Worker
+from asyncps.tensor.checkpoint import Contents, Writer
+from asyncps.tensor.safefile import Entry
+from asyncps.tensor.words import MASTER
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What all servers keep for a store, without the values.
+
+    Attributes:
+        optimizer: Its name, or None.
+        hyper: Its newest hyper-parameters.
+        units: For each unit the part that each of its rows belongs to.
+    """
+
+    optimizer: str | None
+    hyper: dict[str, Any]
+    units: dict[int, dict[int, PartState]]
+
+
+async def list_keys(worker: Worker, client: Client) -> list[Placement]:
+    """Return where all keys of a store live, in the order in which they were made."""
+    found: list[Placement] = []
+    while True:
+        answer = await worker.node.ask(messages.ListKeys(client.number, len(found)))
+        assert isinstance(answer, messages.Placed)
+        if not answer.placements:
+            return found
+        found += answer.placements
+
+
+async def ask_units(worker: Worker, client: Client) -> Kept:
+    """Ask all servers what they keep.
+
+    Raises:
+        Disagreement: A round is open: workers have not pushed a key equally often.
+    """
+    kept = Kept(None, {}, {})
+    for link in worker.links:
+        after = -1
+        while True:
+            question = messages.AskUnits(client.number, after)
+            answer = await worker._ask_server(link, question)
+            assert isinstance(answer, messages.Units)
+            if after < 0:
+                kept = Kept(answer.optimizer, answer.hyper, kept.units)
+            if not answer.units:
+                break
+            after = answer.units[-1].unit
+            for unit in answer.units:
+                kept.units[unit.unit] = {row: part for part in unit.parts for row in part.rows}
+    return kept
+
+
+async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> None:
+    """Fetch the state of all servers and write it.
+
+    Args:
+        worker: The one that leads.
+        client: The store.
+        path: Where the checkpoint will stand.
+        weights: False for what the optimizer keeps alone.
+
+    Raises:
+        OptimizerError: There is no optimizer, and nothing else was asked for.
+        CheckpointError: It could not be written; what stood there still does.
+        AsyncPSError: The cluster failed.
+    """
+    placements = [each for each in await list_keys(worker, client) if not each.fresh]
+    kept = await ask_units(worker, client)
+    if kept.optimizer is None and not weights:
+        raise OptimizerError("no optimizer is set", expected="set_optimizer first")
+    places = places_of(placements)
+    specs = {each.spec.key: each.spec for each in placements}
+    clocks, state = _what_is_kept(kept, places)
+    contents = Contents(
+        {key: Entry(spec.dtype, spec.shape) for key, spec in specs.items()} if weights else {},
+        state,
+    )
+    meta = {
+        "store": client.config.type,
+        "optimizer": None if kept.optimizer is None else {
+            "name": kept.optimizer, "hyper": kept.hyper},
+        "clocks": [[key, clocks.get(key, 0)] for key in specs],
+    }
+    with Disk() as disk:
+        writer = await disk.run(Writer, path, contents, meta)
+        try:
+            await disk.run(writer.__enter__)
+            await _stream(worker, client, places, contents, disk, writer)
+            await disk.run(writer.finish)
+        finally:
+            disk.last(writer.__exit__, None, None, None)
+
+
+def _what_is_kept(
+    kept: Kept, places: Sequence[Place]
+) -> tuple[dict[Key, int], dict[Key, dict[str, Entry]]]:
+    """Return the count of updates of each key, and its states, of what its units say."""
+    clocks: dict[Key, int] = {}
+    found: dict[Key, list[Mapping[str, str]]] = {}
+    elements: dict[Key, int] = {}
+    for place in places:
+        rows = kept.units.get(place.unit, {})
+        for stretch in place.stretches:
+            part = rows.get(stretch.row)
+            if part is None:
+                raise CheckpointError("a server lacks a part of this key", key=stretch.key)
+            clocks[stretch.key] = max(part.updates, clocks.get(stretch.key, 0))
+            found.setdefault(stretch.key, []).append(part.state)
+            elements[stretch.key] = elements.get(stretch.key, 0) + stretch.length
+    kind = optim.REGISTRY.get(kept.optimizer or "")
+    begin_at_zero = kind is not None and kind.builtin
+    state: dict[Key, dict[str, Entry]] = {}
+    for key, parts in found.items():
+        for name in sorted({name for part in parts for name in part}):
+            types = {part.get(name) for part in parts}
+            if None in types and not (begin_at_zero or name == MASTER):
+                raise CheckpointError(f"a part of this key has no state {name!r}", key=key)
+            types.discard(None)
+            if len(types) != 1:
+                raise CheckpointError(f"state {name!r} of this key is of several dtypes", key=key,
+                                      got=types)
+            entry = Entry(str(types.pop()), (elements[key],))
+            state.setdefault(key, {})[name] = entry
+    return clocks, state
+
+
+async def _stream(
+    worker: Worker, client: Client, places: Sequence[Place], contents: Contents, disk: Disk,
+    writer: Writer,
+) -> None:
+    """Fetch all arrays, unit by unit, and write each range when it is there."""
+    window = Window(worker.config.answer_s)
+    for place in places:
+        if contents.weights:
+            await _fetch(worker, client, window, place, place.stretches, None, "", place.itemsize,
+                         disk, writer)
+        for name, dtype, stretches in states_of(place, contents.state):
+            await _fetch(worker, client, window, place, stretches, name, dtype,
+                         Entry(dtype, ()).itemsize, disk, writer)
+    await window.finish()
+
+
+def states_of(
+    place: Place, state: Mapping[Key, Mapping[str, Entry]]
+) -> list[tuple[str, str, list[Stretch]]]:
+    """Return the states of a unit: name, dtype, and the stretches that have it."""
+    found: dict[tuple[str, str], list[Stretch]] = {}
+    for stretch in place.stretches:
+        for name, entry in state.get(stretch.key, {}).items():
+            found.setdefault((name, entry.dtype), []).append(stretch)
+    return [(name, dtype, stretches) for (name, dtype), stretches in sorted(found.items())]
+
+
+async def _fetch(
+    worker: Worker, client: Client, window: Window, place: Place, stretches: Sequence[Stretch],
+    name: str | None, dtype: str, itemsize: int, disk: Disk, writer: Writer,
+) -> None:
+    link = worker.links[place.server]
+    for wanted in ranges_of(stretches, itemsize):
+        buffer = client.pool.take(wanted.size)
+        question = messages.StateRange(client.number, place.unit, name or "", dtype, wanted.begin,
+                                       wanted.size)
+
+        async def use(buffer: Any, wanted: Range) -> None:
+            await disk.run(_write, writer, name, wanted, buffer.data)
+            client.pool.give(buffer)
+
+        asking = fetch(link, question, client.incarnation, buffer.data)
+        await window.add(link, asking, wanted.size, partial(use, buffer, wanted))
+
+
+def _write(writer: Writer, name: str | None, wanted: Range, view: memoryview) -> None:
+    for part in wanted.parts:
+        writer.write(part.key, name, part.start, view[part.at : part.at + part.size])

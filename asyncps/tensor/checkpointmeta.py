@@ -1,0 +1,127 @@
+"""Which key is behind which name of a checkpoint, and `checkpoint.json`, which tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncps.errors import CheckpointError
+from asyncps.tensor.safefile import RESERVED
+from asyncps.tensor.savedtable import TableWords
+
+Key = int | str
+
+FORMAT, VERSION = "asyncps checkpoint", 1
+META = "checkpoint.json"
+
+def names_of(keys: set[Key]) -> dict[Key, str]:
+    """Give each key a name of its own, whatever the order in which they come.
+
+    Raises:
+        CheckpointError: A key that no file can name.
+    """
+    names: dict[Key, str] = {key: key for key in keys if isinstance(key, str)}
+    for name in names.values():
+        if not name.isascii() and name != name.encode(errors="replace").decode():
+            raise CheckpointError("a key that is no Unicode text", got=repr(name))
+    taken = set(names.values())
+    if RESERVED in names:
+        names[RESERVED] = _free("str:" + RESERVED, taken)
+    for key in sorted(key for key in keys if isinstance(key, int)):
+        names[key] = _free(str(key), taken)
+    return {key: names[key] for key in sorted(names, key=lambda k: (str(k), type(k).__name__))}
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name = "int:" + name
+    taken.add(name)
+    return name
+
+
+def key_of(keys: Mapping[str, Key], name: str, folder: Path) -> Key:
+    """Return the key behind a name.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if name not in keys:
+        raise CheckpointError("files that do not belong together: a value of no known key",
+                              expected=", ".join(keys), got=f"{name} in {folder}")
+    return keys[name]
+
+
+def told(
+    names: Mapping[Key, str], tables: Mapping[Key, TableWords], meta: Mapping[str, Any]
+) -> bytes:
+    """Return what `checkpoint.json` says.
+
+    Raises:
+        CheckpointError: The meta is no plain data.
+    """
+    said: dict[str, Any] = {
+        "format": FORMAT, "version": VERSION, "keys": [[name, key] for key, name in names.items()],
+        "meta": dict(meta),
+    }
+    if tables:
+        said["tables"] = {names[key]: words.plain() for key, words in tables.items()}
+    try:
+        return json.dumps(said, allow_nan=False, indent=1).encode()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"a checkpoint's meta must be plain data: {error}") from error
+
+
+def refuse_foreign(target: Path) -> None:
+    """Refuse to replace what is no checkpoint: it may be somebody's work.
+
+    Raises:
+        CheckpointError: Something else stands there, or the folder above is missing.
+    """
+    try:
+        if not target.parent.is_dir():
+            raise CheckpointError("the folder of a checkpoint does not exist", got=target.parent)
+        if not os.path.lexists(target):
+            return
+        if target.is_symlink() or not target.is_dir():
+            raise CheckpointError("something else stands where a checkpoint shall", got=target)
+        if any(target.iterdir()):
+            read_meta(target)
+    except OSError as error:
+        raise CheckpointError(f"a checkpoint could not be written: {error.strerror}",
+                              got=target) from error
+
+
+def read_meta(folder: Path) -> tuple[dict[str, Key], dict[str, Any], dict[str, TableWords]]:
+    """Return keys by name, the writer's meta, and what tables are like, by name.
+
+    Raises:
+        CheckpointError: The file is missing, foreign, or cut off.
+    """
+    path = folder / META
+    try:
+        told = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint: {error.strerror}", got=path) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"a checkpoint that cannot be read: {error}", got=path) from error
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise CheckpointError("not a checkpoint", expected=FORMAT, got=path)
+    if told.get("version") != VERSION:
+        raise CheckpointError(f"{path} is of another version", expected=VERSION,
+                              got=told.get("version"))
+    keys, meta, tables = told.get("keys"), told.get("meta"), told.get("tables", {})
+    if (not isinstance(meta, dict) or not isinstance(keys, list) or not all(map(_is_pair, keys))
+            or not isinstance(tables, dict)):
+        raise CheckpointError("a checkpoint that cannot be read", got=path)
+    return ({name: key for name, key in keys}, meta,
+            {name: TableWords.of(words, path) for name, words in tables.items()})
+
+
+def _is_pair(pair: object) -> bool:
+    return (
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
+        and isinstance(pair[1], (str, int)) and not isinstance(pair[1], bool)
+    )

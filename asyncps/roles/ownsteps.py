@@ -16,7 +16,6 @@ from typing import Any
 
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
-from asyncps.roles.tableunit import TableParts
 from asyncps.roles.unit import Rules, Unit, Waiter, internal
 from asyncps.roles.workshop import Workshop
 from asyncps.tensor import updates
@@ -109,10 +108,10 @@ class OwnSteps:
         """Return what the workshop has to do; None if that is nothing."""
         rules = self._rules
         name = rules.optimizer
-        if name is None or not is_own(name) or not unit.dtype.is_float or held.error is not None:
+        if name is None or not is_own(name) or held.error is not None:
             return None
-        if isinstance(unit, TableParts):
-            return None  # it refuses such an optimizer
+        if not unit.dtype.is_float or not unit.is_dense:
+            return None  # it is refused when the round is applied
         try:
             return OwnStep(unit, held, name, rules.hyper_for(held.hyper), rules)
         except Exception as error:  # noqa: BLE001 - logged, and the round fails for everybody

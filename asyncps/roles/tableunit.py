@@ -92,6 +92,7 @@ class TableParts(Unit):
     __slots__ = ()
 
     accumulator = TableAccumulator
+    is_dense = False
     table: Table
     waiting_bytes: dict[int, int]
     listed: list[rows.Ids]

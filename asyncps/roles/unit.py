@@ -128,6 +128,7 @@ class Unit:
         "state", "updates",
     )
     accumulator: ClassVar[type[Accumulator]] = Accumulator
+    is_dense: ClassVar[bool] = True  # one array, which an optimizer of the user's own knows
 
     def __init__(
         self, dtype: Dtype, buffer: Bytes, pool: Pool, spans: Sequence[Span] = ()

@@ -68,8 +68,8 @@ class Trainer:
             several local devices; a `grad` may be a RowSparse. Weights are written in place, into
             NumPy or CuPy arrays. The keys of a dict, or the places in a list, are the keys in the
             store, and their order is that of the layers: parameter i has priority -i, and all
-            values of at most 32 KiB travel together, as the first of them. `grad_req = "null"` says that a parameter stays
-            as it is.
+            values of at most 32 KiB travel together, as the first of them. `grad_req = "null"` says
+            that a parameter stays as it is.
         optimizer: A name or an Optimizer, which is copied.
         optimizer_params: Hyper-parameters by name. `rescale_grad` is multiplied by 1/batch_size.
         kvstore: A store type, a store made by `asyncps.create`, or None. As in Gluon, the names

@@ -411,7 +411,7 @@ def _forget_waiting(unit: Unit, rank: int) -> None:
 def _checked_hyper(name: str, hyper: Mapping[str, Any]) -> Words:
     kind = optim.by_name(name)
     found = optim.checked(kind, hyper)
-    if not found.keys() >= kind.defaults.keys() - {"lr_mult", "wd_mult"}:
+    if not found.keys() >= kind.defaults.keys() - {"lr_mult", "wd_mult", "lazy_update"}:
         raise OptimizerError(f"{name} needs all its hyper-parameters",
                              expected=", ".join(kind.defaults), got=", ".join(found))
     return prepared(found)

@@ -36,17 +36,15 @@ class FreshDirectory:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self._path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        self._path = self._name()
         self._files: dict[str, int] = {}
         self._lock = -1
 
     def __enter__(self) -> Self:
         try:
             self._remove_left_over()
-            self._path.mkdir()
-            self._lock = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            while not self._make():
+                self._path = self._name()
         except OSError as error:
             self._discard()
             raise _failed(self.target, error) from error
@@ -89,6 +87,26 @@ class FreshDirectory:
             _sync(self.target.parent)
         except OSError as error:
             raise _failed(self.target, error) from error
+
+    def _name(self) -> Path:
+        return self.target.with_name(f".{self.target.name}.{secrets.token_hex(4)}.tmp")
+
+    def _make(self) -> bool:
+        """Make the directory and lock it; False if another writer took it for a left-over."""
+        self._path.mkdir()
+        try:
+            self._lock = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self._discard()
+                    return False
+            os.stat(self._path)
+        except FileNotFoundError:
+            self._discard()
+            return False
+        return True
 
     def _discard(self) -> None:
         for descriptor in (*self._files.values(), self._lock):

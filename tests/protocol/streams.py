@@ -167,9 +167,10 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if kind in _SCALARS:
         return _SCALARS[kind]
     if kind in typing.get_args(initializer.Initializer):
-        number, seed = st.floats(0, 100), st.integers(0, 2**64 - 1)
-        words = {"value": number, "scale": number, "sigma": number, "seed": seed}
-        return st.builds(kind, **{name: words[name] for name in kind.__struct_fields__})
+        number = st.floats(0, 100)
+        seeds = st.integers(0, 2**64 - 1)
+        names = kind.__struct_fields__
+        return st.builds(kind, **{name: seeds if name == "seed" else number for name in names})
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind, vars(messages))
         return st.builds(kind, **{name: values_of(hints[name]) for name in kind.__struct_fields__})

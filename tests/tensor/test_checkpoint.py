@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,33 @@ def test_show_tells_what_is_there_without_reading_it(tmp_path: Path) -> None:
     assert meta == {"a": 1}
     assert [(e.key, e.state, e.dtype, e.shape) for e in entries] == [
         (5, None, "float16", (2, 3)), (5, "m", "float32", (6,)), ("5", None, "float64", (4,))]
+
+
+def test_what_a_killed_writer_has_left_is_removed_and_what_another_writes_is_not(
+    tmp_path: Path,
+) -> None:
+    left = tmp_path / ".c.0123abcd.tmp"
+    left.mkdir()
+    (left / "weights.safetensors").write_bytes(b"half")
+    others = [".d.0123abcd.tmp", ".c.0123abcd.tmp.old", ".c.x.tmp"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    contents = checkpoint.Contents({"w": checkpoint.Entry("float32", (3,))}, {})
+    with checkpoint.Writer(tmp_path / "c", contents, {}) as slow:
+        assert not left.exists()
+        checkpoint.write(tmp_path / "c", {"w": np.ones(3, "f4")}, {}, {})
+        slow.write("w", None, 4, np.full(2, 7, "f4").view(np.uint8).data)
+        slow.finish()
+    assert checkpoint.read(tmp_path / "c").weights["w"].tolist() == [0, 7, 7]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "c"])
+
+
+def test_writers_of_one_place_do_not_take_each_other_for_left_over(tmp_path: Path) -> None:
+    def many(number: int) -> None:
+        for turn in range(10):
+            checkpoint.write(tmp_path / "c", {"w": np.full(3, number, "f4")}, {}, {"turn": turn})
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(many, range(6)))
+    assert len(set(checkpoint.read(tmp_path / "c").weights["w"].tolist())) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]

@@ -1,4 +1,4 @@
-"""Connections that are cut while rows of a table are saved or loaded: nothing is lost or doubled."""
+"""Connections that are cut while rows of a table are saved or loaded: all are there once."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ class CheckpointVerbs:
             directory: On the host of that worker.
 
         Raises:
-            CheckpointError: It cannot be read, or lacks a key of this store.
+            CheckpointError: It cannot be read, or lacks a key of this store, or has it as another
+                kind of key or with other first rows.
             ShapeMismatch, DtypeMismatch: A key exists here and is different there.
             OptimizerError: Its optimizer is not known here, or cannot have the keys as they lie.
             Disagreement, DeadlineExceeded: As `save`.

@@ -241,6 +241,7 @@ def show(directory: Path) -> None:
     from rich.text import Text
 
     from asyncps.tensor.checkpoint import show as read
+    from asyncps.tensor.savedtable import ROWS
 
     entries, meta = read(directory)
     clocks = {(type(key), key): count for key, count in meta.get("clocks", [])}
@@ -255,6 +256,11 @@ def show(directory: Path) -> None:
     optimizer = meta.get("optimizer")
     words = "none" if not optimizer else " ".join(
         [optimizer["name"], *(f"{name}={value}" for name, value in optimizer["hyper"].items())])
+    for entry in entries:
+        if entry.table is not None and entry.state == ROWS:
+            console.print(Text(f"table {entry.key!r}: {entry.shape[0]} rows of "
+                               f"{entry.table.shape}, the others {entry.table.others}"),
+                          soft_wrap=True)
     console.print(Text(f"store: {meta.get('store', 'unknown')}"), soft_wrap=True)
     console.print(Text(f"optimizer: {words}"), soft_wrap=True)
 

@@ -197,7 +197,7 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         raises.
 
         Raises:
-            CheckpointError: It cannot be read, or lacks a key of this store.
+            CheckpointError: It cannot be read, or has not such a key as one of this store.
             ShapeMismatch, DtypeMismatch: A key exists here and is different there.
             OptimizerError: Its optimizer is not known here.
         """

@@ -57,12 +57,16 @@ WEIGHTS, STATE, TABLES = "weights.safetensors", "state.safetensors", "tables.saf
 
 @dataclass(frozen=True)
 class Item:
-    """One array of a checkpoint: of a key, or of what an optimizer keeps for a key."""
+    """One array of a checkpoint: of a key, or of what an optimizer keeps for a key.
+
+    Of a row-sparse key `table` tells what the whole of it is.
+    """
 
     key: Key
     state: str | None
     dtype: str
     shape: tuple[int, ...]
+    table: TableWords | None = None
 
 
 @dataclass(frozen=True)
@@ -330,8 +334,8 @@ def show(directory: str | os.PathLike[str]) -> tuple[list[Item], dict[str, Any]]
     items = [Item(key, None, *slot.entry) for key, slot in found.weights.items()]
     items += [Item(key, name, *slot.entry) for key, slots in found.state.items()
               for name, slot in slots.items()]
-    items += [Item(key, None if part == VALUES else part, *slot.entry)
-              for key, (_, slots) in found.tables.items() for part, slot in slots.items()]
+    items += [Item(key, None if part == VALUES else part, *slot.entry, words)
+              for key, (words, slots) in found.tables.items() for part, slot in slots.items()]
     items.sort(key=lambda item: (str(item.key), type(item.key).__name__, item.state or ""))
     return items, found.meta
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -98,6 +99,7 @@ def test_files_are_told_by_safetensors_alone(
     assert "'t'" in shown
     assert "(3, 2)" in shown
     assert "state.momentum" in shown
+    assert "table 't': 3 rows of (30, 2), the others One()" in shown
 
 
 @both_kinds
@@ -125,6 +127,48 @@ def test_states_are_saved_and_loaded_alone(tmp_path: Path, kind: str) -> None:
             assert column(store, [4, 5, 20]) == [np.float32(before[4] - 1), before[5], 0]
             with pytest.raises(CheckpointError, match="lacks"):
                 store.load(tmp_path / "s")
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f2", ml_dtypes.bfloat16, "i4", "u1"])
+def test_every_dtype_of_a_table_is_saved_by_both_and_loaded_by_both(
+    tmp_path: Path, dtype: Any
+) -> None:
+    values = np.arange(12).reshape(6, 2).astype(dtype)
+    for kind in ("local", "dist_sync"):
+        with asyncps.create(kind) as store:
+            store.init("t", One(), shape=SHAPE, dtype=dtype)
+            store.assign("t", RowSparse([1, 2, 3, 17, 20, 29], values, SHAPE))
+            store.save(tmp_path / "c")
+        for other in ("local", "dist_sync"):
+            with asyncps.create(other) as store:
+                store.load(tmp_path / "c")
+                found = store.row_sparse_pull("t", [1, 2, 3, 17, 20, 29])
+                assert found.values.dtype == np.dtype(dtype)
+                assert found.values.tobytes() == values.tobytes()
+                assert (store.row_sparse_pull("t", [0, 28]).values == 1).all()
+
+
+@pytest.mark.parametrize("options", [{"type": "dist_async"}, {"type": "dist_ssp", "staleness": 2}])
+def test_stores_without_rounds_count_each_push(tmp_path: Path, options: dict[str, Any]) -> None:
+    def push(store: Any, turns: range) -> bytes:
+        for turn in turns:
+            store.push("t", rows([turn, 20], turn + 1)).wait()
+        return store.row_sparse_pull("t", range(30)).values.tobytes()  # type: ignore[no-any-return]
+
+    def first(store: Any) -> bytes:
+        store.init("t", Normal(), shape=SHAPE)
+        store.set_optimizer("adam", learning_rate=0.1)
+        push(store, range(3))
+        store.save(tmp_path / "c")
+        return push(store, range(3, 6))
+
+    def second(store: Any) -> bytes:
+        store.load(tmp_path / "c")
+        return push(store, range(3, 6))
+
+    expected = on_cluster(first, workers=1, servers=2, **options)
+    assert on_cluster(second, workers=1, servers=3, **options) == expected
+    assert on_cluster(second, workers=1, servers=1) == expected
 
 
 def test_rows_travel_in_pieces_and_pulls_go_on_meanwhile(

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from asyncps import optim
 from asyncps.config import Config, in_cluster
 from asyncps.core import Core
-from asyncps.embedded import Scope, embed, embedded_config
+from asyncps.embedded import Scope, embed, embed_alone, embedded_config
 from asyncps.errors import ConfigError, NotYetError
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.localstore import LocalStore
@@ -101,7 +101,7 @@ class connect:
             await self._stack.enter_async_context(self._scope)
             settings, network = self._settings, None
             if not self._clustered:
-                settings, network = await embed(settings, self._scope, 1, 1)
+                settings, network = await embed_alone(settings, self._scope)
             worker = Worker(settings, network or TcpNetwork(), self._scope.spawn, polls=True)
             self._scope.roles.append(worker)
             await worker.start()
@@ -376,7 +376,7 @@ def _join(settings: Config, clustered: bool) -> _Home:
         network: Network = TcpNetwork()
         config = settings
         if not clustered:
-            config, network = await embed(settings, scope, 1, 1)
+            config, network = await embed_alone(settings, scope)
         worker = Worker(config, network, runtime.spawn)
         scope.roles.append(worker)
         await worker.start()

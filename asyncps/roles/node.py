@@ -108,7 +108,8 @@ class Node:
             RendezvousTimeout: It could not be reached within the deadline.
             HandshakeError: It does not want us.
         """
-        log.info("looking for the scheduler at %s", self._address)
+        if self.network.has_sockets:
+            log.info("looking for the scheduler at %s", self._address)
         try:
             async with asyncio.timeout(self.config.rendezvous_s):
                 connection = await self.link.wait_connected()

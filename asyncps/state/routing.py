@@ -28,6 +28,9 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol.messages import Key, KeySpec, Piece, Placement
+from asyncps.state.keys import MAX_KEY_BYTES as MAX_KEY_BYTES
+from asyncps.state.keys import check_key as check_key
+from asyncps.state.keys import unknown_key
 from asyncps.state import tables
 
 ITEMSIZES = {
@@ -37,7 +40,6 @@ ITEMSIZES = {
 EDGE_ELEMENTS = 4096  # packed codes of 1 and 2 bits join to the bytes of the whole at these edges
 SLAB_ROWS = 4096  # a table of rows must fit well into one frame
 MAX_KEYS = 10**6  # keys of a store: protects the scheduler's memory
-MAX_KEY_BYTES = 1024  # length of a string key: the same
 MAX_DIMENSIONS = 64  # NumPy's own limit
 MAX_UNITS = 1 << 21  # chunks and slabs of a store: the same; 2 TiB in chunks of 1 MiB
 MAX_WHOLE_BYTES = 1 << 30  # of a key that is not cut: it travels as one payload
@@ -92,20 +94,6 @@ def check_spec(spec: KeySpec) -> None:
                           got=spec.shape)
     if spec.rows is not None:
         tables.check_spec(spec)
-
-
-def check_key(key: Key) -> None:
-    """Check a key's name.
-
-    Raises:
-        TensorError: It is too long, or an integer of more than 64 bits.
-    """
-    if isinstance(key, str):
-        if len(key) > MAX_KEY_BYTES or len(key.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
-            raise TensorError("key is too long", key=key[:64], got=f"{len(key)} characters",
-                              expected=f"at most {MAX_KEY_BYTES} bytes")
-    elif not -(1 << 63) <= key < 1 << 64:
-        raise TensorError("key is too large", expected="64 bits", got=f"{key.bit_length()} bits")
 
 
 def _check_same(expected: KeySpec, got: KeySpec) -> None:
@@ -289,7 +277,7 @@ class Routing:
         for key in keys:
             if key not in self._ready:
                 check_key(key)
-                raise UnknownKey("key was never initialised", key=key)
+                raise unknown_key(key, self._ready)
         return [self._table[key] for key in keys]
 
     def page(self, start: int) -> list[Placement]:

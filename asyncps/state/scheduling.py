@@ -49,7 +49,7 @@ class SchedulerState:
 
     def __init__(self, config: Config, now: float) -> None:
         self._config = config
-        self._host = f"scheduler {config.scheduler}"
+        self._host = f"scheduler {config.scheduler}" if config.scheduler else None
         self._started = self._last_tick = self._now = now
         self._links: dict[int, Link] = {}
         self._membership = Membership(config)

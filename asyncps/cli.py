@@ -119,8 +119,8 @@ def server(environ: dict[str, str], /, **options: Any) -> int:
 @click.pass_obj
 def worker(
     environ: dict[str, str], /, command: tuple[str, ...], **options: Any
-) -> NoReturn:
-    """Become COMMAND, a worker of the job: asyncps worker [OPTIONS] -- python train.py ..."""
+) -> int:
+    """Run COMMAND, a worker of the job: asyncps worker [OPTIONS] -- python train.py ..."""
     config = _config(environ, "worker", options)
     if not command:
         raise ConfigError("worker needs a command",
@@ -135,11 +135,11 @@ def worker(
                      num_servers=config.num_servers, scheduler=config.scheduler, job=config.job),
         **{name: str(value) for name, value in optional.items() if value not in (None, "")},
         "ASYNCPS_ON_WORKER_LOST": config.on_worker_lost,
+        "ASYNCPS_PARENT": str(os.getpid()),
     }
-    try:
-        os.execvpe(command[0], command, env)
-    except OSError as error:
-        raise ConfigError(f"cannot start {command[0]}: {error.strerror}") from None
+    from asyncps.launch.reaped import run_worker
+
+    return run_worker(command, env, config)
 
 
 @cli.command(context_settings=_WITH_COMMAND)

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import logging
 import operator
-import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -15,11 +14,12 @@ from typing import Any, Self, TypeVar
 from asyncps import optim
 from asyncps.config import Config, in_cluster
 from asyncps.core import Core
-from asyncps.embedded import Scope, embed, embedded_config
+from asyncps.embedded import Scope, embed, embed_alone, embedded_config
 from asyncps.errors import ConfigError, NotYetError
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.localstore import LocalStore
 from asyncps.roles.plan import StoreConfig, agreement
+from asyncps.roles.report import Ending, ending_of, ends_by_exception
 from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.worker import Worker
 from asyncps.state.agreements import MAX_STALENESS
@@ -101,7 +101,7 @@ class connect:
             await self._stack.enter_async_context(self._scope)
             settings, network = self._settings, None
             if not self._clustered:
-                settings, network = await embed(settings, self._scope, 1, 1)
+                settings, network = await embed_alone(settings, self._scope)
             worker = Worker(settings, network or TcpNetwork(), self._scope.spawn, polls=True)
             self._scope.roles.append(worker)
             await worker.start()
@@ -243,9 +243,11 @@ class _Home:
     """This process as one worker: its runtime, and its stores by name."""
 
     def __init__(
-        self, runtime: Runtime, scope: Scope, worker: Worker, settings: Config
+        self, runtime: Runtime, scope: Scope, worker: Worker, settings: Config,
+        ending: Ending | None,
     ) -> None:
         self.settings = settings
+        self._ending = ending
         self._runtime = runtime
         self._scope = scope
         self._worker = worker
@@ -287,10 +289,14 @@ class _Home:
         return self._runtime.forked
 
     def _at_exit(self) -> None:
-        """A normal exit leaves for good; after an uncaught exception the others hear of a loss."""
-        if _ends_by_exception() and not self.closed:
+        """A normal exit leaves for good; after an uncaught exception the others hear of a loss.
+
+        Python does not tell us the exit code, but whoever reaps this process may tell the others.
+        """
+        if ends_by_exception() and not self.closed:
             self.closed = True
             self._runtime.close()
+        self._worker.node.ending = self._ending
         self.close()
 
     def close(self) -> None:
@@ -304,12 +310,6 @@ class _Home:
             self._runtime.run(self._scope.close())
         finally:
             self._runtime.close()
-
-
-def _ends_by_exception() -> bool:
-    """Tell whether the interpreter has printed an exception that nobody caught."""
-    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    return getattr(sys, "last_value", None) is not None and not interactive
 
 
 # A process is one worker: two stores of one process share its rank and its connections.
@@ -376,14 +376,15 @@ def _join(settings: Config, clustered: bool) -> _Home:
         network: Network = TcpNetwork()
         config = settings
         if not clustered:
-            config, network = await embed(settings, scope, 1, 1)
+            config, network = await embed_alone(settings, scope)
         worker = Worker(config, network, runtime.spawn)
         scope.roles.append(worker)
         await worker.start()
         return worker
 
     try:
-        return _Home(runtime, scope, runtime.run(join()), settings)
+        ending = ending_of(settings) if clustered else None
+        return _Home(runtime, scope, runtime.run(join()), settings, ending)
     except BaseException:
         runtime.run(scope.close())
         runtime.close()

@@ -34,6 +34,11 @@ class Config:
     local_rank: int | None = _setting(
         None, "", "number of this worker on its host", "ASYNCPS_LOCAL_RANK"
     )
+    parent: int | None = _setting(
+        None, "process number",
+        "who reaps this worker and tells its exit code; `asyncps launch` and `worker` set it",
+        "ASYNCPS_PARENT",
+    )
     num_workers: int = _setting(
         1, "processes", "the job starts when all have joined",
         "ASYNCPS_NUM_WORKERS", "DMLC_NUM_WORKER",
@@ -85,6 +90,10 @@ class Config:
 
     rendezvous_s: float = _setting(
         120.0, "s", "joining the cluster; then RendezvousTimeout", "ASYNCPS_RENDEZVOUS_S"
+    )
+    join_warning_s: float = _setting(
+        10.0, "s", "how often it is told who is missing while the job has not begun",
+        "ASYNCPS_JOIN_WARNING_S",
     )
     answer_s: float = _setting(
         60.0, "s", "an answer owed by a live node; then DeadlineExceeded", "ASYNCPS_ANSWER_S"

@@ -18,6 +18,8 @@ from asyncps.transport.network import MemoryNetwork, Network, TcpNetwork
 
 log = logging.getLogger(__name__)
 
+_said_alone: list[bool] = []
+
 Spawn = Callable[[Coroutine[Any, Any, Any], str], None]
 
 
@@ -72,6 +74,17 @@ def embedded_config(settings: Config, servers: int, workers: int) -> Config:
         metrics_port=None,  # many roles in one process, and whoever runs it has statistics()
         poll_us=0,  # its loop shares the interpreter with the user's threads
     )
+
+
+async def embed_alone(settings: Config, scope: Scope) -> tuple[Config, Network]:
+    """Start a scheduler and a server for a program whose environment names no cluster.
+
+    It may be meant so, or a variable was forgotten: it is said, once a process.
+    """
+    if settings.log_level.upper() not in ("ERROR", "CRITICAL") and not _said_alone:
+        _said_alone.append(True)
+        log.warning("no cluster in the environment (ASYNCPS_SCHEDULER): this process trains alone")
+    return await embed(settings, scope, 1, 1)
 
 
 async def embed(

@@ -17,11 +17,11 @@ from asyncps.errors import (
     DtypeMismatch,
     OptimizerError,
     TensorError,
-    UnknownKey,
 )
 from asyncps.later import LaterLocalVerbs
 from asyncps.localtables import LocalHandle, LocalRowVerbs, LocalTable, LocalTables
 from asyncps.localvalues import Kind, Value, check_same, describe, restore
+from asyncps.state.keys import unknown_key
 from asyncps.tablevalues import check_shape
 from asyncps.tensor import checkpoint, updates
 from asyncps.values import Array, Key, as_keys, as_values, device_values, host_array, merged
@@ -390,7 +390,7 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
             raise TensorError("pull of a row-sparse key", key=key,
                               expected="row_sparse_pull(key, row_ids)")
         if value is None:
-            raise UnknownKey("this key was never initialised", key=key)
+            raise unknown_key(key, self._values)
         return value
 
     def _check_open(self) -> None:

@@ -170,7 +170,7 @@ def test_no_option_takes_a_secret() -> None:
         assert not any("token" in (parameter.name or "") for parameter in command.params)
 
 
-def test_worker_becomes_the_command_with_the_cluster_in_its_environment(
+def test_worker_runs_the_command_with_the_cluster_in_its_environment(
     processes: ProcessGroup,
 ) -> None:
     process = processes.asyncps(
@@ -181,7 +181,9 @@ def test_worker_becomes_the_command_with_the_cluster_in_its_environment(
     )  # fmt: skip
     assert process.wait() == 0
     lines = [line for line in process.output.splitlines() if "=" in line]
-    assert dict(line.split("=", 1) for line in lines) == {
+    found = dict(line.split("=", 1) for line in lines)
+    assert found.pop("ASYNCPS_PARENT") == str(process.pid)
+    assert found == {
         "ASYNCPS_JOB": "j", "ASYNCPS_LOOP": "asyncio", "ASYNCPS_NUM_SERVERS": "2",
         "ASYNCPS_NUM_WORKERS": "3", "ASYNCPS_ON_WORKER_LOST": "fail", "ASYNCPS_RANK": "2",
         "ASYNCPS_ROLE": "worker", "ASYNCPS_SCHEDULER": "10.0.0.1:91", "ASYNCPS_TOKEN": "secret",

@@ -11,7 +11,7 @@ from asyncps.config import DEFAULT_SCHEDULER, Config, describe, in_cluster
 from asyncps.errors import ConfigError
 
 TEXTS: dict[str, tuple[str, Any]] = {
-    "role": ("worker", "worker"), "rank": ("0", 0), "local_rank": ("3", 3),
+    "role": ("worker", "worker"), "rank": ("0", 0), "local_rank": ("3", 3), "parent": ("12", 12),
     "num_workers": ("5", 5), "num_servers": ("6", 6), "scheduler": ("h:1", "h:1"),
     "token": ("secret", "secret"), "job": ("j", "j"), "bind": ("h:1-2", "h:1-2"),
     "advertise": ("h", "h"), "interface": ("lo", "lo"), "loop": ("asyncio", "asyncio"),

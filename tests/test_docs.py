@@ -76,7 +76,8 @@ def test_python_blocks_run_from_top_to_bottom(name: str, tmp_path: Path) -> None
     env = {k: v for k, v in os.environ.items() if not k.startswith(("ASYNCPS_", "DMLC_"))}
     run = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
-        env={**env, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, timeout=60,
+        env={**env, "PYTHONPATH": str(ROOT), "ASYNCPS_LOG_LEVEL": "ERROR"}, cwd=tmp_path,
+        timeout=60,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

@@ -59,6 +59,11 @@ class Family:
     def __exit__(self, *exc_info: object) -> None:
         self.end()
 
+    @property
+    def parent(self) -> int:
+        """The process that reaps the ranks."""
+        return self._process.pid
+
     def fileno(self) -> int:
         """The descriptor that is readable when `events` has something."""
         return self._socket.fileno()

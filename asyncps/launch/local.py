@@ -32,6 +32,7 @@ SCHEDULER = Member("scheduler", 0)
 _DRAIN_S = 0.5
 
 RoleCommand = Callable[[str], Sequence[str]]
+Ender = Callable[[str, str, str, int, int, float], bool]
 Reporter = Callable[[str, str, str, str, int, str, float], bool]
 
 
@@ -124,6 +125,7 @@ class _Run:
         self._output = output
         self._role_command = role_command
         self._reporter = reporter
+        self._ender: Ender | None = None
         self._deadlines = deadlines
         self._token = secrets.token_hex(32)
         self._name = f"local-{secrets.token_hex(8)}"
@@ -175,9 +177,10 @@ class _Run:
             self._start(Member("worker", rank))
         if self._reporter is None:
             # While the children start: at a death there would be no time for it.
+            from asyncps.launch.reaped import tell_of_end
             from asyncps.roles.report import report_death
 
-            self._reporter = report_death
+            self._reporter, self._ender = report_death, tell_of_end
 
     def _start(self, member: Member, on_line: Callable[[str], bool] | None = None) -> None:
         worker = member.role == "worker"
@@ -191,6 +194,7 @@ class _Run:
                 num_servers=self._job.num_servers, scheduler=self._scheduler, job=self._name,
             ),
             "ASYNCPS_LOCAL_RANK": str(member.rank),
+            "ASYNCPS_PARENT": str(self._family.parent),
             "ASYNCPS_TOKEN": self._token,
             "ASYNCPS_ON_WORKER_LOST": self._job.on_worker_lost,
         }
@@ -233,6 +237,8 @@ class _Run:
                 case Started(pid=pid):
                     self._pids[member] = pid
                 case Exited(code=code):
+                    if code == 0 and member.role == "worker":
+                        self._tell_of_good_end(member)
                     self._obey(self.course.exited(member, code, time.monotonic()))
 
     def _obey(self, orders: list[Order]) -> None:
@@ -253,16 +259,25 @@ class _Run:
                 case Say(text=text):
                     self._output.say(text)
 
-    def _report(self, member: Member, reason: str) -> None:
-        """In a thread of its own: neither its signals nor its delay are ours."""
+    def _tell_of_good_end(self, member: Member) -> None:
+        """The worker itself could not know its exit code; if it has closed its store, no matter."""
+        ender = self._ender
+        if self.course.phase in (Phase.RUNNING, Phase.LEAVING) and ender is not None:
+            self._tell(lambda: ender(self._scheduler, self._token, self._name, member.rank,
+                                     self._pids[member], self._deadlines.report))
 
+    def _report(self, member: Member, reason: str) -> None:
         reporter = self._reporter
         assert reporter is not None  # the scheduler is told of nothing before all were started
+        self._tell(lambda: reporter(self._scheduler, self._token, self._name, member.role,
+                                    member.rank, reason, self._deadlines.report))
+
+    def _tell(self, word: Callable[[], bool]) -> None:
+        """In a thread of its own: neither its signals nor its delay are ours."""
 
         def tell() -> None:
             try:
-                reporter(self._scheduler, self._token, self._name, member.role, member.rank,
-                         reason, self._deadlines.report)
+                word()
             except Exception as error:  # noqa: BLE001 - a task's edge: the job must end all the same
                 self._output.say(f"warning: the scheduler was not told: {error!r}")
 

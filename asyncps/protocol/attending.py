@@ -13,6 +13,45 @@ class Gone(Message, tag=90):
     reason: str
 
 
+class Ending(Message, tag=97):
+    """A worker's process ends with nothing left to do; whoever reaps it will say how it ended.
+
+    `direct`: that is its own parent, which knows as soon as the process is gone. Else a process
+    between the two may live on, and the worker counts as having left when no word comes. Answered
+    with Done.
+    """
+
+    direct: bool
+
+
+class Ended(Message, tag=98):
+    """Whoever reaped a worker says how it ended; `reason` None: with exit code 0.
+
+    It is named by its rank, or by the process number on its host. Answered with Done.
+    """
+
+    rank: int | None
+    hostname: str
+    pid: int
+    reason: str | None
+
+
+class Absent(Message, tag=99):
+    """The scheduler tells who has joined that the job has not begun, and who is missing."""
+
+    text: str
+
+
+class AskAbsent(Message, tag=100):
+    """Whom does what this worker waits for still wait for? Answered with MissingRanks.
+
+    `what` is barrier, optimizer, checkpoint, join or init.
+    """
+
+    store: int
+    what: str
+
+
 class JoinStore(Message, tag=91):
     """A worker has no more data for a store: answered with AllJoined when all have joined."""
 

@@ -11,9 +11,13 @@ import msgspec
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError, class_of_code
 from asyncps.initializer import Initializer
+from asyncps.protocol.attending import Absent as Absent
 from asyncps.protocol.attending import AllJoined as AllJoined
+from asyncps.protocol.attending import AskAbsent as AskAbsent
 from asyncps.protocol.attending import Attendance as Attendance
 from asyncps.protocol.attending import Clocks as Clocks
+from asyncps.protocol.attending import Ended as Ended
+from asyncps.protocol.attending import Ending as Ending
 from asyncps.protocol.attending import Gone as Gone
 from asyncps.protocol.attending import JoinStore as JoinStore
 from asyncps.protocol.base import ErrorInfo as ErrorInfo
@@ -327,7 +331,7 @@ AnyMessage = (
     | AskReport | Report | AskStatus | JobStatus | TableSpec
     | Together | Word | ListKeys | AskUnits | Units | StateRange | SetClocks
     | TableRange | TableRows | ResetTable
-    | Gone | JoinStore | AllJoined | Attendance | Clocks
+    | Gone | JoinStore | AllJoined | Attendance | Clocks | Ending | Ended | Absent | AskAbsent
 )
 
 _encoder = msgspec.msgpack.Encoder()

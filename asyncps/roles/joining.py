@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,9 @@ async def _carry(
 ) -> None:
     try:
         await worker.accepted(client)
-        answer = await worker.node.ask(messages.JoinStore(client.number))
+        answer = await worker.questions.ask(
+            messages.JoinStore(client.number), "to join", limit_s=math.inf
+        )
         if not isinstance(answer, messages.AllJoined):
             raise RemoteProtocolError("no answer to a join", got=type(answer).__name__)
         ask = _insisting(ask)

@@ -65,6 +65,7 @@ class Node:
         members: Everybody, once the cluster is complete.
         failure: Why the cluster cannot go on, if so.
         gone: Workers that are lost while the job goes on, by rank.
+        ending: What it says instead of a goodbye, if whoever reaps it says how it has ended.
         report: Makes what this node says of itself when an observer asks.
     """
 
@@ -85,6 +86,7 @@ class Node:
         self.on_message: Callable[[AnyMessage, int], bool] = lambda message, request: False
         self.report: Callable[[], messages.Report] | None = None
         self.shutdown = asyncio.Event()
+        self.ending: messages.Ending | None = None
         self._complete = asyncio.Event()
         self._place = ("", 0)
         self._leaving = False
@@ -106,7 +108,8 @@ class Node:
             RendezvousTimeout: It could not be reached within the deadline.
             HandshakeError: It does not want us.
         """
-        log.info("looking for the scheduler at %s", self._address)
+        if self.network.has_sockets:
+            log.info("looking for the scheduler at %s", self._address)
         try:
             async with asyncio.timeout(self.config.rendezvous_s):
                 connection = await self.link.wait_connected()
@@ -135,6 +138,7 @@ class Node:
                 assert isinstance(answer, Joined)
                 self.rank, self.incarnation = answer.rank, answer.incarnation
                 self.num_workers, self.num_servers = answer.num_workers, answer.num_servers
+                log.info("joined as %s %d; waiting until everybody is there", self.role, self.rank)
                 self.spawn(self._beat(), f"heartbeats of {self.role} {self.rank}")
                 await self._complete.wait()
         except TimeoutError:
@@ -177,11 +181,23 @@ class Node:
             limit_s = self.config.answer_s if connected else self.config.reconnect_s
             try:
                 async with asyncio.timeout(min(5.0, limit_s)):
-                    await self.link.ask(messages.Leave(), self.incarnation)
+                    await self.link.ask(self.ending or messages.Leave(), self.incarnation)
+                if self.ending is not None:
+                    self._stay_connected()
             except (TimeoutError, AsyncPSError) as error:
                 log.debug("leaving without an answer: %s", error)
         self.link.close()
         self.link.fail(ClosedError("closed"))
+
+    def _stay_connected(self) -> None:
+        """Have the connection to the scheduler end with the process, which may still take a while.
+
+        Nobody uses the copy of its socket: the system closes it.
+        """
+        connection = self.link.connection
+        sock = connection.socket() if connection is not None else None
+        if sock is not None:
+            os.dup(sock.fileno())
 
     def abandon(self) -> None:
         """Close without a goodbye; the scheduler will take us for lost."""
@@ -252,6 +268,9 @@ class Node:
             self._ended = True
             self.link.expect_close()
             self.shutdown.set()
+        elif isinstance(message, messages.Absent):
+            log.warning("%s %d has joined, and the job has not begun: %s", self.role, self.rank,
+                        message.text)
         elif isinstance(message, messages.AskReport):
             self._tell_report()
         elif not self.on_message(message, request):

@@ -67,6 +67,8 @@ class Scheduler:
         if not address.port:  # errors are to name a port that can be found
             found = parse_address(self.config.scheduler)
             place = str(Address(found.host, self.port, self.port))
+            if not self._network.has_sockets:
+                place = ""  # nobody can go there
             self._state = SchedulerState(self.config.replace(scheduler=place), self._loop.time())
         self._spawn(self._tick(), "ticks of the scheduler")
 

@@ -91,7 +91,7 @@ def _still(client: Client, verb: str) -> Iterator[None]:
 async def _come(worker: Worker, client: Client, verb: str, path: Path) -> int:
     """Wait until all have come with these words; return who leads."""
     message = messages.Together(client.number, verb, os.fspath(path))
-    answer = await worker._ask_all(message, f"all workers to {verb}")
+    answer = await worker.questions.ask(message, f"to {verb}")
     assert isinstance(answer, Said)
     return answer.leader
 
@@ -120,7 +120,7 @@ async def _hear(
             told = messages.error_to_wire(failed, socket.gethostname())
             said = Said(client.number, leader, told)
     try:
-        answer = await worker._ask_all(said, f"worker {leader} to save or load")
+        answer = await worker.questions.ask(said, "to save or load")
     except AsyncPSError:
         if failed is not None:
             raise failed from None
@@ -133,4 +133,5 @@ def _tell(worker: Worker, client: Client, leader: int, error: AsyncPSError) -> N
     """Say it without waiting: the others shall not wait either."""
     asking: asyncio.Future[messages.AnyMessage] = asyncio.get_running_loop().create_future()
     said = Said(client.number, leader, messages.error_to_wire(error))
-    worker.node.spawn(worker._carry(said, asking), "word of a checkpoint that was given up")
+    worker.node.spawn(worker.questions.carry(said, asking),
+                      "word of a checkpoint that was given up")

@@ -9,7 +9,7 @@ from typing import Any
 
 from asyncps import optim
 from asyncps.config import Config
-from asyncps.errors import AsyncPSError, ClosedError, ConfigError, DeadlineExceeded
+from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded
 from asyncps.observe.endpoint import Endpoint
 from asyncps.protocol import messages
 from asyncps.protocol.messages import (
@@ -30,6 +30,7 @@ from asyncps.roles.metering import start_metrics
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import RemoteUnit
+from asyncps.roles.questions import Questions
 from asyncps.roles.shortcut import Shortcut
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link
@@ -62,9 +63,7 @@ class Worker:
         self.links: list[Link] = []
         self.clients: dict[str, Client] = {}
         self.lanes = Lanes(self.node)
-        self._asked: dict[
-            tuple[type, int], tuple[messages.Message, asyncio.Future[AnyMessage] | None]
-        ] = {}
+        self.questions = Questions(config, self.node)
         self._metrics: Endpoint | None = None
         self._closed = False
 
@@ -171,8 +170,8 @@ class Worker:
             AsyncPSError: A key exists with another dtype or shape, or the cluster failed.
         """
         if self.node.rank:
-            answer = await self._ask_all(
-                messages.Await(client.number, list(specs)), "rank 0 to initialise these keys"
+            answer = await self.questions.ask(
+                messages.Await(client.number, list(specs)), "to initialise these keys"
             )
             assert isinstance(answer, Placed)
             await learn(client, answer.placements, self._ask_server)
@@ -220,7 +219,7 @@ class Worker:
 
     async def barrier(self, client: Client) -> None:
         """Wait for all workers."""
-        await self._ask_all(messages.Barrier(client.number), "all workers at the barrier")
+        await self.questions.ask(messages.Barrier(client.number), "at the barrier")
 
     async def join(self, client: Client) -> int:
         """Be waited for no longer until all workers have joined; return the last of them."""
@@ -230,7 +229,7 @@ class Worker:
         """Move the update to the servers; every worker says the same."""
         whole = optim.by_name(name).whole_keys
         message = messages.SetOptimizer(client.number, name, hyper, whole)
-        await self._ask_all(message, "all workers to set the optimizer")
+        await self.questions.ask(message, "to set the optimizer")
         client.use_optimizer(name, hyper)
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:
@@ -289,39 +288,6 @@ class Worker:
             cut(link)
 
     # ---- inside ----
-
-    async def _ask_all(self, message: messages.Message, what: str) -> AnyMessage:
-        """Ask the scheduler something that waits for others.
-
-        A question whose deadline passed stays asked, for it is counted; the same question again
-        waits for the same answer.
-        """
-        kind = (type(message), getattr(message, "store", 0))
-        asked, asking = self._asked.get(kind, (message, None))
-        if asking is None or asking.done():
-            asking = asyncio.get_running_loop().create_future()
-            self._asked[kind] = (message, asking)
-            self.node.spawn(self._carry(message, asking), f"a question of worker {self.node.rank}")
-        elif asked != message:
-            raise ConfigError("an earlier call of this kind still waits for the others",
-                              expected=asked, got=message)
-        done, _ = await asyncio.wait({asking}, timeout=self.config.round_s)
-        if not done:
-            raise DeadlineExceeded(
-                f"waited {self.config.round_s:g} s for {what}", rank=self.node.rank
-            )
-        return asking.result()
-
-    async def _carry(
-        self, message: messages.Message, asking: asyncio.Future[AnyMessage]
-    ) -> None:
-        try:
-            answer = await self.node.ask(message)
-        except AsyncPSError as error:
-            asking.set_exception(error)
-            asking.exception()  # it may be that nobody waits any more
-        else:
-            asking.set_result(answer)
 
     def _link_to(self, member: Member) -> Link:
         async def dial(link: Link) -> Connection:

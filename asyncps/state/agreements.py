@@ -30,7 +30,7 @@ MAX_NAME = 1024  # characters of the name of a store or an optimizer: the same
 
 StoreRequest = (
     m.OpenStore | m.CloseStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier
-    | m.SetOptimizer | m.Together | m.Word | m.ListKeys | m.JoinStore
+    | m.SetOptimizer | m.Together | m.Word | m.ListKeys | m.JoinStore | m.AskAbsent
 )
 
 
@@ -138,6 +138,11 @@ class Stores:
                 return [_placed(routing, rank, request, routing.lookup(message.keys))]
             case m.Ready():
                 return self._ready(rank, request, message)
+            case m.AskAbsent():
+                waits = [ranks for (store, what, _), ranks, _ in self.missing()
+                         if (store, what) == (message.store, message.what) and rank not in ranks]
+                ranks = sorted({other for found in waits for other in found})
+                return [Answer(rank, request, m.MissingRanks(ranks))]
             case m.JoinStore():
                 return self._join(self._store(message.store), rank, request)
 

@@ -14,13 +14,13 @@ from asyncps.errors import (
 )
 from asyncps.protocol.messages import Key, KeySpec
 from asyncps.state import tables
+from asyncps.state.keys import check_key
 
 ITEMSIZES = {
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2,
     "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
 }
 MAX_KEYS = 10**6  # keys of a store: protects the scheduler's memory
-MAX_KEY_BYTES = 1024  # length of a string key: the same
 MAX_DIMENSIONS = 64  # NumPy's own limit
 
 
@@ -53,20 +53,6 @@ def check_spec(spec: KeySpec) -> None:
                           got=spec.shape)
     if spec.rows is not None:
         tables.check_spec(spec)
-
-
-def check_key(key: Key) -> None:
-    """Check a key's name.
-
-    Raises:
-        TensorError: It is too long, or an integer of more than 64 bits.
-    """
-    if isinstance(key, str):
-        if len(key) > MAX_KEY_BYTES or len(key.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
-            raise TensorError("key is too long", key=key[:64], got=f"{len(key)} characters",
-                              expected=f"at most {MAX_KEY_BYTES} bytes")
-    elif not -(1 << 63) <= key < 1 << 64:
-        raise TensorError("key is too large", expected="64 bits", got=f"{key.bit_length()} bits")
 
 
 def check_same(expected: KeySpec, got: KeySpec) -> None:

@@ -19,6 +19,18 @@ def all_ended(workers: Sequence[Node]) -> bool:
     return all(worker.standing in ENDED for worker in workers)
 
 
+def is_of(node: Node, ended: m.Ended) -> bool:
+    """Tell whether the word of a process that was reaped speaks of this worker.
+
+    That process may be one that had started the worker, such as a shell, which is known by rank and
+    host. It may as well be one whose rank was refused, since the worker is there already.
+    """
+    if node.member.hostname != ended.hostname:
+        return False
+    gone = node.ending is not None or node.link is None
+    return node.member.pid == ended.pid or (node.rank == ended.rank and gone)
+
+
 def goes_on_without(config: Config, membership: Membership, node: Node) -> bool:
     """Tell whether the job that runs goes on when this node is lost: somebody must be left."""
     return (

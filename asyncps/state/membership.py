@@ -14,7 +14,7 @@ from asyncps.errors import (
     RemoteProtocolError,
     StaleIncarnation,
 )
-from asyncps.protocol.messages import Gone, Join, Lost, Member, Message, Report
+from asyncps.protocol.messages import Ending, Gone, Join, Lost, Member, Message, Report
 
 MAX_REQUESTS = 4096  # kept or pending requests of one node: protects the scheduler's memory
 MAX_NAME = 1024  # characters of a host name that a node tells: the same
@@ -138,6 +138,7 @@ class Node:
     prepared: bool = False
     prepared_owed: int = 0  # Members sent over this link and not answered with Prepared yet
     lost: Lost | Gone | None = None  # what the others were told of its loss
+    ending: Ending | None = None  # its process ends, and whoever reaps it will say how
     answers: Answers = field(default_factory=Answers)
     report: Report | None = None  # what it said of itself, for observers
     reported: float = 0.0
@@ -291,7 +292,9 @@ class Membership:
                 found.append((node, f"silent for {silent_s:.1f} s (limit {limit_s:g} s)"))
             limit_s = self._config.reconnect_s
             if node.standing is Standing.SUSPECT and now - node.suspect_since >= limit_s:
-                found.append((node, f"cut off; it did not come back within {limit_s:g} s"))
+                found.append((node, f"cut off; it did not come back within {limit_s:g} s"
+                              if node.ending is None else
+                              f"it ended, and nobody said within {limit_s:g} s with which code"))
         return found
 
     def all_alive(self) -> bool:

@@ -25,7 +25,8 @@ from asyncps.errors import (
 )
 from asyncps.protocol.messages import Key, KeySpec, Piece, Placement
 from asyncps.state import tables
-from asyncps.state.keyspecs import MAX_KEYS, check_key, check_same, check_specs, size_of
+from asyncps.state.keys import check_key, unknown_key
+from asyncps.state.keyspecs import MAX_KEYS, check_same, check_specs, size_of
 
 EDGE_ELEMENTS = 4096  # packed codes of 1 and 2 bits join to the bytes of the whole at these edges
 SLAB_ROWS = 4096  # a table of rows must fit well into one frame
@@ -210,7 +211,7 @@ class Routing:
         for key in keys:
             if key not in self._ready:
                 check_key(key)
-                raise UnknownKey("key was never initialised", key=key)
+                raise unknown_key(key, self._ready)
         return [self._table[key] for key in keys]
 
     def page(self, start: int) -> list[Placement]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -17,8 +16,10 @@ from asyncps.errors import (
     RendezvousTimeout,
 )
 from asyncps.protocol import messages as m
+from asyncps.state.absence import Absence
 from asyncps.state.agreements import Action, Order, StoreRequest, Stores
-from asyncps.state.losses import all_ended, goes_on_without, part_with
+from asyncps.state.links import Link, out_of_place, why_not
+from asyncps.state.losses import all_ended, goes_on_without, is_of, part_with
 from asyncps.state.membership import (
     Close,
     Instruction,
@@ -36,17 +37,7 @@ __all__ = ["Close", "Instruction", "Log", "SchedulerState", "Send", "Stop"]
 
 GRACE_S = 5.0  # for survivors of a loss to say what they saw, for servers to finish
 LATE_S = 1.0  # ticks come 4 times a second: after such a gap we were away ourselves
-SPARE_LINKS = 64  # links beyond one old and one new of each node (launchers, unnamed, refused)
-MAX_OBSERVERS = 16  # of the spare links: observers never keep a node out
 MAX_REASON = 1000  # characters of a reason that is told on
-
-
-@dataclass(slots=True)
-class _Link:
-    number: int
-    role: str
-    opened: float  # an observer's: when it asked last
-    node: Node | None = None
 
 
 class SchedulerState:
@@ -58,10 +49,9 @@ class SchedulerState:
 
     def __init__(self, config: Config, now: float) -> None:
         self._config = config
-        self._host = f"scheduler {config.scheduler}"
+        self._host = f"scheduler {config.scheduler}" if config.scheduler else None
         self._started = self._last_tick = self._now = now
-        self._links: dict[int, _Link] = {}
-        self._max_links = 2 * (config.num_workers + config.num_servers) + SPARE_LINKS
+        self._links: dict[int, Link] = {}
         self._membership = Membership(config)
         self._stores = Stores(config)
         self._preparing = False  # the servers have been told the member table
@@ -71,6 +61,7 @@ class SchedulerState:
         self._ending_at = 0.0  # since when the job has failed, or all workers have left
         self._said_ranks = False
         self._outbox = Outbox()
+        self._absence = Absence(config, self._membership, self._outbox, now)
         self._overview = Overview(config, now, self._membership, self._stores)
 
     def opened(self, link: int, role: str, now: float) -> list[Instruction]:
@@ -79,14 +70,10 @@ class SchedulerState:
             return []
         if link in self._links:
             raise ValueError(f"link {link} is open already")
-        if role not in ("worker", "server", "launcher", "observer"):
-            return [Close(link, "this role does not speak to the scheduler")]
-        observers = sum(other.role == "observer" for other in self._links.values())
-        if role == "observer" and observers >= MAX_OBSERVERS:
-            return [Close(link, "too many observers")]
-        if len(self._links) >= self._max_links:
-            return [Close(link, "too many connections")]
-        self._links[link] = _Link(link, role, now)
+        reason = why_not(self._links.values(), role, self._config)
+        if reason is not None:
+            return [Close(link, reason)]
+        self._links[link] = Link(link, role, now)
         return []
 
     def received(
@@ -143,12 +130,17 @@ class SchedulerState:
         if self._failure is None and self._shutdown is None:
             overdue = self._membership.overdue(now)
             for node, reason in overdue:
-                self._lose(node, reason)
+                if node.ending is not None and not node.ending.direct and node.link is None:
+                    self._part(node)  # whoever reaps it waits for a process between the two
+                else:
+                    self._lose(node, reason)
             too_long = now - self._started > self._config.rendezvous_s
             if too_long and not self._running and not overdue:
                 self._abandon(RendezvousTimeout(
                     f"not everybody came within {self._config.rendezvous_s:g} s: "
                     + self._membership.describe_absence()))
+            elif not self._running:
+                self._absence.watch(now)
         return self._settle()
 
     def status(self, now: float) -> m.JobStatus:
@@ -158,24 +150,29 @@ class SchedulerState:
                  else "running" if self._running else "joining")
         return self._overview.status(phase, self._failure, now)
 
-    def _dispatch(self, peer: _Link, request: int, acked: int, message: m.Message) -> None:
+    def _dispatch(self, peer: Link, request: int, acked: int, message: m.Message) -> None:
         node = peer.node
         if peer.role == "launcher" and isinstance(message, m.Died):
             self._membership.check_place(message.role, message.rank)
             self._outbox.put(Send(peer.number, request, m.Done()))
             self._die(message)
+        elif peer.role == "launcher" and isinstance(message, m.Ended):
+            if message.rank is not None:
+                self._membership.check_place("worker", message.rank)
+            self._outbox.put(Send(peer.number, request, m.Done()))
+            self._end(message)
         elif peer.role == "observer" and isinstance(message, m.AskStatus) and request > 0:
             self._observe(peer, request)
         elif node is None and isinstance(message, m.Join) and message.role == peer.role:
             self._join(peer, request, acked, message)
         elif node is None:
-            raise _out_of_place(peer.role, message)
+            raise out_of_place(peer.role, message)
         elif isinstance(message, m.Report):
             self._overview.take(node, message, self._now)
         elif not isinstance(message, m.Done | m.ErrorInfo | m.Prepared):
             self._request(node, request, acked, message)
         elif node.role != "server":
-            raise _out_of_place(peer.role, message)
+            raise out_of_place(peer.role, message)
         else:
             node.answers.acknowledge(acked)
             if isinstance(message, m.Prepared):
@@ -186,7 +183,7 @@ class SchedulerState:
                     message = msgspec.structs.replace(message, host=node.host)
                 self._carry_out(self._stores.answered(node.rank, request, message))
 
-    def _observe(self, peer: _Link, request: int) -> None:
+    def _observe(self, peer: Link, request: int) -> None:
         """Tell an observer what is known now, and have the nodes asked for its next question."""
         peer.opened = self._now
         self._outbox.put(Send(peer.number, request, self.status(self._now)))
@@ -203,6 +200,9 @@ class SchedulerState:
                 self._outbox.tell(node, answer, request)
         elif isinstance(message, m.Leave):
             self._leave(node, request)
+        elif isinstance(message, m.Ending) and node.role == "worker" and self._running:
+            node.ending = message
+            self._outbox.answer(node, request, m.Done())
         elif node.standing is Standing.LEFT:
             raise ClosedError(f"{node} has left", rank=node.rank)
         elif self._failure is not None:
@@ -210,9 +210,9 @@ class SchedulerState:
         elif self._running and node.role == "worker" and isinstance(message, StoreRequest):
             self._carry_out(self._stores.handle(node.rank, request, message))
         else:
-            raise _out_of_place(node.role, message)
+            raise out_of_place(node.role, message)
 
-    def _join(self, peer: _Link, request: int, acked: int, join: m.Join) -> None:
+    def _join(self, peer: Link, request: int, acked: int, join: m.Join) -> None:
         if self._failure is not None and not join.incarnation:
             self._refuse(peer, request, self._failure)
             return
@@ -257,6 +257,10 @@ class SchedulerState:
             if other != request:
                 self._outbox.answer(node, other, self._wire(ClosedError(f"{node} left")))
         self._outbox.answer(node, request, m.Done())
+        self._part(node)
+
+    def _part(self, node: Node) -> None:
+        """A node has left for good."""
         self._outbox.log(logging.INFO, f"{node} left")
         if self._failure is None and not self._running:
             self._membership.remove(node)
@@ -280,8 +284,20 @@ class SchedulerState:
                     f"{died.role} {died.rank} ended before it joined: {reason}", rank=died.rank))
         elif self._shutdown is not None:
             node.standing = Standing.LEFT
-        elif node.standing in (Standing.ALIVE, Standing.SUSPECT):
+        elif node.standing in (Standing.ALIVE, Standing.SUSPECT) or (
+            node.standing is Standing.LEFT and node.ending is not None
+        ):
             self._lose(node, reason)
+
+    def _end(self, ended: m.Ended) -> None:
+        """Whoever reaped a worker says how it ended."""
+        for node in self._membership.nodes("worker") if self._running else []:
+            if not is_of(node, ended):
+                continue
+            if ended.reason is not None:
+                self._die(m.Died("worker", node.rank, ended.reason))
+            elif node.ending is not None and node.standing in (Standing.ALIVE, Standing.SUSPECT):
+                self._part(node)
 
     def _settle(self) -> list[Instruction]:
         """Do what is due now that an event has been taken in."""
@@ -350,7 +366,7 @@ class SchedulerState:
             self._outbox.tell(node, m.Shutdown(self._wire(error)))
         self._outbox.stop(error)
 
-    def _refuse(self, peer: _Link, request: int, error: AsyncPSError) -> None:
+    def _refuse(self, peer: Link, request: int, error: AsyncPSError) -> None:
         node = peer.node
         if node is not None and node.answers.is_pending(request):
             self._outbox.answer(node, request, self._wire(error))
@@ -376,12 +392,9 @@ class SchedulerState:
         node = self._links.pop(link).node
         if node is not None and node.link == link:
             self._membership.suspect(node, self._now)
-            if node.standing is Standing.SUSPECT and self._running and self._shutdown is None:
+            if (node.standing is Standing.SUSPECT and self._running and self._shutdown is None
+                    and node.ending is None):
                 self._outbox.log(logging.WARNING, f"{node} lost its connection")
 
     def _wire(self, error: AsyncPSError) -> m.ErrorInfo:
         return m.error_to_wire(error, self._host)
-
-
-def _out_of_place(role: str, message: m.Message) -> RemoteProtocolError:
-    return RemoteProtocolError(f"{type(message).__name__} of a {role} is out of place here")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Self
@@ -131,11 +130,14 @@ class Job:
     def worker(
         self, code: str, rank: int | None = None, *arguments: str, **env: str | float
     ) -> ManagedProcess:
-        """Start a worker that runs a Python program."""
+        """Start a worker that runs a Python program, without a parent of ours."""
+        given = {**self._environment("worker", rank, env), "ASYNCPS_ROLE": "worker"}
+        return self._processes.python("-c", code, *arguments, env=given, cwd=ROOT)
+
+    def reaped_worker(self, rank: int | None, *command: str, **env: str | float) -> ManagedProcess:
+        """Start a program by `asyncps worker`, which tells how it ends."""
         given = self._environment("worker", rank, env)
-        return self._processes.asyncps(
-            "worker", "--", sys.executable, "-c", code, *arguments, env=given, cwd=ROOT
-        )
+        return self._processes.asyncps("worker", "--", *command, env=given, cwd=ROOT)
 
     def start(
         self, code: str, *arguments: str, **env: str | float

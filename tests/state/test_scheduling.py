@@ -30,6 +30,7 @@ from asyncps.errors import (
     WorkerLost,
 )
 from asyncps.protocol.messages import (
+    Absent,
     Await,
     Barrier,
     Declare,
@@ -831,6 +832,8 @@ class Scheduler(RuleBasedStateMachine):
                 self.running = self.running or process.role == "worker"
                 if process.role == "server":
                     process.orders[0] = message
+            case Absent():
+                assert not self.running
             case Install():
                 process.orders[request] = message
             case Lost(role, rank):

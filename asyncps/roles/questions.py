@@ -1,0 +1,112 @@
+"""What a worker asks the scheduler that is answered when others have come: barriers and the like.
+
+A wait tells now and then whom it waits for, and at its end as well: the scheduler knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from asyncps.config import Config
+from asyncps.errors import AsyncPSError, ConfigError, DeadlineExceeded
+from asyncps.protocol import messages
+from asyncps.protocol.messages import AnyMessage
+from asyncps.roles.node import Node
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 5.0  # to be told whom we wait for; without it the deadline's error says less
+
+# What the scheduler calls the things that workers wait for.
+_WHAT = {
+    messages.Barrier: "barrier", messages.SetOptimizer: "optimizer", messages.Await: "init",
+    messages.Together: "checkpoint", messages.Word: "checkpoint", messages.JoinStore: "join",
+}
+
+
+class Questions:
+    """The questions of one worker that wait for other workers.
+
+    Args:
+        config: The deadlines.
+        node: The way to the scheduler.
+    """
+
+    def __init__(self, config: Config, node: Node) -> None:
+        self._config = config
+        self._node = node
+        self._asked: dict[
+            tuple[type, int], tuple[messages.Message, asyncio.Future[AnyMessage] | None]
+        ] = {}
+
+    async def ask(
+        self, message: messages.Message, tail: str, *, limit_s: float | None = None
+    ) -> AnyMessage:
+        """Ask something that waits for others.
+
+        A question whose deadline passed stays asked, for it is counted; the same question again
+        waits for the same answer.
+
+        Args:
+            message: The question.
+            tail: What the others have to do, for messages: "at the barrier".
+            limit_s: The deadline in seconds; default `round_s`.
+
+        Raises:
+            DeadlineExceeded: It names the ranks that have not come.
+            AsyncPSError: The answer is an error, or the cluster failed.
+        """
+        limit_s = self._config.round_s if limit_s is None else limit_s
+        asking = self._begin(message)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            left_s = max(0.0, began + limit_s - loop.time())
+            done, _ = await asyncio.wait(
+                {asking}, timeout=min(left_s, self._config.round_warning_s)
+            )
+            if done:
+                return asking.result()
+            over = loop.time() - began >= limit_s
+            whom = await self._whom(message)
+            if asking.done():
+                return asking.result()
+            if over:
+                raise DeadlineExceeded(f"waited {limit_s:g} s for {whom} {tail}")
+            log.warning("worker %d has waited %.0f s for %s %s", self._node.rank,
+                        loop.time() - began, whom, tail)
+
+    async def carry(
+        self, message: messages.Message, asking: asyncio.Future[AnyMessage]
+    ) -> None:
+        """Ask, and put the answer where it is waited for."""
+        try:
+            answer = await self._node.ask(message)
+        except AsyncPSError as error:
+            asking.set_exception(error)
+            asking.exception()  # it may be that nobody waits any more
+        else:
+            asking.set_result(answer)
+
+    def _begin(self, message: messages.Message) -> asyncio.Future[AnyMessage]:
+        kind = (type(message), getattr(message, "store", 0))
+        asked, asking = self._asked.get(kind, (message, None))
+        if asking is None or asking.done():
+            asking = asyncio.get_running_loop().create_future()
+            self._asked[kind] = (message, asking)
+            self._node.spawn(self.carry(message, asking), f"a question of worker {self._node.rank}")
+        elif asked != message:
+            raise ConfigError("an earlier call of this kind still waits for the others",
+                              expected=asked, got=message)
+        return asking
+
+    async def _whom(self, message: messages.Message) -> str:
+        question = messages.AskAbsent(getattr(message, "store", 0), _WHAT[type(message)])
+        try:
+            async with asyncio.timeout(_ASK_S):
+                answer = await self._node.ask(question)
+        except (TimeoutError, AsyncPSError):
+            return "others"  # the cluster failed: whoever waits hears of that
+        ranks = answer.ranks if isinstance(answer, messages.MissingRanks) else []
+        return f"ranks {ranks}" if ranks else "the servers"

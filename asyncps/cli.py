@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -240,21 +241,29 @@ def show(directory: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from asyncps.optim import as_given
     from asyncps.tensor.checkpoint import show as read
 
     entries, meta = read(directory)
     clocks = {(type(key), key): count for key, count in meta.get("clocks", [])}
+    # What an optimizer keeps for each element is stored flat, and shown like its key.
+    shapes = {(type(entry.key), entry.key): entry.shape for entry in entries
+              if entry.state is None}
     table = Table("key", "dtype", "shape", "clock")
     for entry in entries:
         clock = clocks.get((type(entry.key), entry.key), "")
         name = repr(entry.key) if entry.state is None else f"  {entry.key!r}: {entry.state}"
-        table.add_row(Text(name), entry.dtype, str(entry.shape),
+        shape = shapes.get((type(entry.key), entry.key), entry.shape)
+        if entry.state is None or entry.shape != (math.prod(shape),):
+            shape = entry.shape
+        table.add_row(Text(name), entry.dtype, str(shape),
                       str(clock) if entry.state is None else "")
     console = Console(no_color=not _wants_colour(environment()), highlight=False)
     console.print(table)
     optimizer = meta.get("optimizer")
     words = "none" if not optimizer else " ".join(
-        [optimizer["name"], *(f"{name}={value}" for name, value in optimizer["hyper"].items())])
+        [optimizer["name"],
+         *(f"{name}={value}" for name, value in as_given(optimizer["hyper"]).items())])
     console.print(Text(f"store: {meta.get('store', 'unknown')}"), soft_wrap=True)
     console.print(Text(f"optimizer: {words}"), soft_wrap=True)
 

@@ -299,16 +299,19 @@ def test_checkpoint_show_tells_keys_clocks_and_optimizer(
     monkeypatch.setenv("COLUMNS", "100")
     with asyncps.create("local") as store:
         store.init([5, "[red]w"], [np.ones((2, 3), "f4"), np.ones(4, "f2")])
-        store.set_optimizer("sgd", learning_rate=0.5, momentum=0.9)
+        store.set_optimizer("sgd", learning_rate=0.5, momentum=0.9, wd_mult={5: 2.0})
         store.push(5, np.ones((2, 3), "f4"))
         store.save(tmp_path / "c")
     assert run("checkpoint", "show", str(tmp_path / "c")) == 0
     words = [line.replace("\u2502", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["5", "float32", "(2,", "3)", "1"] in words
-    assert ["5:", "momentum", "float32", "(6,)"] in words
+    assert ["5:", "momentum", "float32", "(2,", "3)"] in words
     assert ["'[red]w'", "float16", "(4,)", "0"] in words
     assert ["store:", "local"] in words
-    assert any(line[:3] == ["optimizer:", "sgd", "learning_rate=0.5"] for line in words)
+    said = next(" ".join(line) for line in words if line[:1] == ["optimizer:"])
+    assert said.startswith("optimizer: sgd learning_rate=0.5 ")
+    assert said.endswith(" wd_mult={5: 2.0}")
+    assert "lr_mult" not in said
 
 
 def test_checkpoint_show_of_something_else_is_one_line(

@@ -11,7 +11,7 @@ from typing import Any
 from asyncps.config import Config
 from asyncps.errors import ConfigError
 from asyncps.observe import status as observing
-from asyncps.observe.tables import Table, plain, rich_view, size, span
+from asyncps.observe.tables import Table, counted, plain, rich_view, size, span
 from asyncps.protocol.messages import JobStatus
 from asyncps.roles.runtime import loop_factory
 
@@ -94,8 +94,8 @@ def tables(status: JobStatus, scheduler: str) -> tuple[str, list[Table]]:
     """Return the heading and the tables of a status."""
     absent = observing.missing(status)
     heading = (
-        f"job at {scheduler}: {status.phase} since {span(status.up_s)}, "
-        f"{status.num_workers} workers, {status.num_servers} servers"
+        f"job at {scheduler}: {status.phase} for {span(status.up_s)}, "
+        f"{counted(status.num_workers, 'worker')}, {counted(status.num_servers, 'server')}"
     )
     if status.error is not None:
         heading += f"; {status.error}"

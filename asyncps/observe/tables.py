@@ -56,6 +56,11 @@ def span(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
 
 
+def counted(count: int, word: str) -> str:
+    """Return a number of things for people."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def plain(heading: str, tables: Sequence[Table]) -> str:
     """Return everything as aligned text; tables without rows are left out."""
     lines = [printable(heading)]

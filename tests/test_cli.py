@@ -97,6 +97,8 @@ def test_what_is_not_there_yet_says_so_and_exits_with_2(
     [
         (["launch", "-n", "1"], "launch needs a command"),
         (["launch", "-n", "0", "true"], "num_workers is out of range"),
+        (["launch", "-n", "1", "--metrics-port", "-1", "true"], "or 0 for any, got -1"),
+        (["launch", "-n", "2", "--metrics-port", "65532", "true"], "or 0 for any, got 65532"),
         (["launch", "-n", "1", "-s", "5000", "true"], "num_servers is out of range"),
         (["launch", "-n", "1", "--env", "1=2", "true"], "cannot read --env"),
         (["launch", "-n", "1", "--env-server", "ASYNCPS_TOKEN:x", "true"], "decides it"),
@@ -213,6 +215,16 @@ def test_launch_takes_the_command_without_dashes_as_mxnet_does(jobs: list[LocalJ
     (job,) = jobs
     assert (job.num_workers, job.num_servers, job.log_dir) == (1, 2, Path("x"))
     assert list(job.command) == ["python", "train.py", "--lr", "1", "--", "more"]
+
+
+@pytest.mark.parametrize(("given", "port"), [
+    ([], None), (["--metrics-port", "0"], 0), (["--metrics-port", "65531"], 65531),
+])
+def test_launch_takes_a_port_for_metrics(
+    jobs: list[LocalJob], given: list[str], port: int | None
+) -> None:
+    assert run("launch", "-n", "2", *given, "true") == 5
+    assert jobs[0].metrics_port == port
 
 
 def test_launch_sorts_variables_by_role(

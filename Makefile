@@ -79,6 +79,7 @@ $(VENV)/.created:
 
 # The build: again when a kernel or the metadata has changed.
 $(VENV)/.built: $(VENV)/.created $(BUILD_INPUTS)
+	@echo 'make: installing asyncps into $(VENV); compiling its kernels takes about a minute'
 	$(VENV_PYTHON) -m pip install --quiet --editable .
 	@touch $@
 

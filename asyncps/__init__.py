@@ -21,7 +21,7 @@ def __getattr__(name: str) -> str:
     if name == "__version__":
         return metadata.version("asyncps")
     if name in LATER_NAMES:
-        raise AttributeError(f"asyncps.{name} is not there yet; see CHANGELOG.md for what is")
+        raise AttributeError(f"asyncps.{name} is not there yet")
     raise AttributeError(f"module 'asyncps' has no attribute {name!r}")
 
 

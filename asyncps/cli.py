@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -157,6 +158,9 @@ def worker(
 @click.option("--env-worker", multiple=True, metavar="NAME[=VALUE]",
               help="A variable for the workers (NAME:VALUE too).")
 @click.option("--p3", is_flag=True, help="MXNet's P3 training (not there yet).")
+@click.option("--metrics-port", type=int, metavar="PORT",
+              help="Serve Prometheus metrics: 0: every role on any port, told on stderr and by "
+                   "status; N: scheduler N, servers from N+1 on, then workers.")
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Keep a file a rank there.")
 @click.option("--on-worker-lost", type=click.Choice(["fail", "continue"]), default="fail",
               show_default=True, help="What survivors do when a worker is lost.")
@@ -165,8 +169,8 @@ def worker(
 @click.pass_obj
 def launch(
     environ: dict[str, str], /, num_workers: int, num_servers: int | None, launcher: str,
-    on_worker_lost: str, log_dir: Path | None, imports: str | None, command: tuple[str, ...],
-    **options: Any,
+    on_worker_lost: str, log_dir: Path | None, imports: str | None, metrics_port: int | None,
+    command: tuple[str, ...], **options: Any,
 ) -> int:
     """Run COMMAND as the workers of a new job, with scheduler and servers.
 
@@ -188,10 +192,14 @@ def launch(
         clean, num_workers=num_workers,
         num_servers=num_workers if num_servers is None else num_servers,
     )
+    last = (metrics_port or 0) + config.num_servers + config.num_workers
+    if metrics_port is not None and (metrics_port < 0 or (metrics_port and last > 65535)):
+        raise ConfigError("--metrics-port: each process takes a port of its own, from this one on",
+                          expected="ports up to 65535, or 0 for any", got=metrics_port)
     return launch_local(LocalJob(
         command=command, num_workers=config.num_workers, num_servers=config.num_servers,
         inherited=environ, env=_environment_by_role(environ, options), log_dir=log_dir,
-        on_worker_lost=on_worker_lost, colour=_wants_colour(environ),
+        metrics_port=metrics_port, on_worker_lost=on_worker_lost, colour=_wants_colour(environ),
         debug=config.log_level.upper() == "DEBUG",
     ))  # fmt: skip
 
@@ -240,22 +248,30 @@ def show(directory: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from asyncps.optim import as_given
     from asyncps.tensor.checkpoint import show as read
     from asyncps.tensor.savedtable import ROWS
 
     entries, meta = read(directory)
     clocks = {(type(key), key): count for key, count in meta.get("clocks", [])}
+    # What an optimizer keeps for each element is stored flat, and shown like its key.
+    shapes = {(type(entry.key), entry.key): entry.shape for entry in entries
+              if entry.state is None}
     table = Table("key", "dtype", "shape", "clock")
     for entry in entries:
         clock = clocks.get((type(entry.key), entry.key), "")
         name = repr(entry.key) if entry.state is None else f"  {entry.key!r}: {entry.state}"
-        table.add_row(Text(name), entry.dtype, str(entry.shape),
+        shape = shapes.get((type(entry.key), entry.key), entry.shape)
+        if entry.state is None or entry.shape != (math.prod(shape),):
+            shape = entry.shape
+        table.add_row(Text(name), entry.dtype, str(shape),
                       str(clock) if entry.state is None else "")
     console = Console(no_color=not _wants_colour(environment()), highlight=False)
     console.print(table)
     optimizer = meta.get("optimizer")
     words = "none" if not optimizer else " ".join(
-        [optimizer["name"], *(f"{name}={value}" for name, value in optimizer["hyper"].items())])
+        [optimizer["name"],
+         *(f"{name}={value}" for name, value in as_given(optimizer["hyper"]).items())])
     for entry in entries:
         if entry.table is not None and entry.state == ROWS:
             console.print(Text(f"table {entry.key!r}: {entry.shape[0]} rows of "
@@ -290,7 +306,10 @@ def status(
     if pid is not None:
         environ = {**without_cluster(environ), **environment_of(pid)}
     config = Config.from_env(environ, scheduler=scheduler, job=job)
-    show_status(config, watch_s=watch, timeout_s=timeout, as_json=as_json)
+    show_status(
+        config, watch_s=watch, timeout_s=timeout, as_json=as_json, hint="" if pid is not None else
+        "for a launched job use --pid PID, or set ASYNCPS_JOB and ASYNCPS_TOKEN of the job",
+    )
 
 
 @cli.command()

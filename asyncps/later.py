@@ -1,4 +1,4 @@
-"""Documented words that this version does not have yet: each says so, none pretends."""
+"""Documented words that this version does not have: each says so, none pretends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATER_NAMES = frozenset({
 
 def refuse(what: str) -> NoReturn:
     """Raise the error of a documented word that is not there yet."""
-    raise NotYetError(f"{what} is not there yet; see CHANGELOG.md for what is")
+    raise NotYetError(f"{what} is not there yet")
 
 
 class LaterLocalVerbs:
@@ -26,10 +26,11 @@ class LaterLocalVerbs:
 
 
 class LaterVerbs(LaterLocalVerbs):
-    """The verbs that a store of a cluster does not have yet."""
+    """The verbs that a store of a cluster does not have."""
 
     def set_updater(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("set_updater")
+        """Of local stores only."""
+        raise NotYetError("set_updater is of local stores only: on a cluster the servers update "
+                          "(set_optimizer, or --import for an optimizer of your own)")
 
     _set_updater = set_updater

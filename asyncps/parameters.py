@@ -46,6 +46,9 @@ class Parameter:
         self._source = source
         self.fixed = getattr(source, "grad_req", "write") == "null"
         given = _per_device(source.data)
+        if any(type(each) in (int, float, complex, bool) for each in given):
+            raise TensorError("a list is one array a device; for one array write np.array([...])",
+                              key=key, got=source.data)
         if not given or any(array is None for array in given):
             raise ConfigError(f"parameter {key!r} has no data yet", expected="initialised weights")
         try:

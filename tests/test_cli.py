@@ -97,6 +97,8 @@ def test_what_is_not_there_yet_says_so_and_exits_with_2(
     [
         (["launch", "-n", "1"], "launch needs a command"),
         (["launch", "-n", "0", "true"], "num_workers is out of range"),
+        (["launch", "-n", "1", "--metrics-port", "-1", "true"], "or 0 for any, got -1"),
+        (["launch", "-n", "2", "--metrics-port", "65532", "true"], "or 0 for any, got 65532"),
         (["launch", "-n", "1", "-s", "5000", "true"], "num_servers is out of range"),
         (["launch", "-n", "1", "--env", "1=2", "true"], "cannot read --env"),
         (["launch", "-n", "1", "--env-server", "ASYNCPS_TOKEN:x", "true"], "decides it"),
@@ -217,6 +219,16 @@ def test_launch_takes_the_command_without_dashes_as_mxnet_does(jobs: list[LocalJ
     assert list(job.command) == ["python", "train.py", "--lr", "1", "--", "more"]
 
 
+@pytest.mark.parametrize(("given", "port"), [
+    ([], None), (["--metrics-port", "0"], 0), (["--metrics-port", "65531"], 65531),
+])
+def test_launch_takes_a_port_for_metrics(
+    jobs: list[LocalJob], given: list[str], port: int | None
+) -> None:
+    assert run("launch", "-n", "2", *given, "true") == 5
+    assert jobs[0].metrics_port == port
+
+
 def test_launch_sorts_variables_by_role(
     jobs: list[LocalJob], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,16 +313,19 @@ def test_checkpoint_show_tells_keys_clocks_and_optimizer(
     monkeypatch.setenv("COLUMNS", "100")
     with asyncps.create("local") as store:
         store.init([5, "[red]w"], [np.ones((2, 3), "f4"), np.ones(4, "f2")])
-        store.set_optimizer("sgd", learning_rate=0.5, momentum=0.9)
+        store.set_optimizer("sgd", learning_rate=0.5, momentum=0.9, wd_mult={5: 2.0})
         store.push(5, np.ones((2, 3), "f4"))
         store.save(tmp_path / "c")
     assert run("checkpoint", "show", str(tmp_path / "c")) == 0
     words = [line.replace("\u2502", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["5", "float32", "(2,", "3)", "1"] in words
-    assert ["5:", "momentum", "float32", "(6,)"] in words
+    assert ["5:", "momentum", "float32", "(2,", "3)"] in words
     assert ["'[red]w'", "float16", "(4,)", "0"] in words
     assert ["store:", "local"] in words
-    assert any(line[:3] == ["optimizer:", "sgd", "learning_rate=0.5"] for line in words)
+    said = next(" ".join(line) for line in words if line[:1] == ["optimizer:"])
+    assert said.startswith("optimizer: sgd learning_rate=0.5 ")
+    assert said.endswith(" wd_mult={5: 2.0}")
+    assert "lr_mult" not in said
 
 
 def test_checkpoint_show_of_something_else_is_one_line(

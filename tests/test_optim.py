@@ -32,6 +32,28 @@ def test_defaults_are_those_of_mxnet() -> None:
         0.001, 0.9, 0.999, 1e-8)  # fmt: skip
 
 
+def test_hyper_parameters_without_a_name_are_refused() -> None:
+    with pytest.raises(OptimizerError, match=(
+            r"of SGD are given by name \(expected SGD\(learning_rate=\.\.\.\), got 0\.1\)")):
+        optim.SGD(0.1)
+    with pytest.raises(OptimizerError, match=r"Test\(rescale_grad=\.\.\.\)"):
+        optim.Test(2)
+
+
+@pytest.mark.parametrize("given", [None, 3, optim.SGD, {"name": "sgd"}], ids=repr)
+def test_what_is_no_optimizer_is_told_what_it_is(given: Any) -> None:
+    with pytest.raises(OptimizerError, match=r"a name or an object.*adam.*got ") as error:
+        optim.resolve(given, {})
+    assert error.value.got == repr(given)
+
+
+def test_factors_are_shown_as_they_are_given() -> None:
+    made = optim.SGD(learning_rate=0.5, lr_mult={"b": 2, "a": 0.5})
+    assert optim.as_given(made.hyper)["lr_mult"] == {"a": 0.5, "b": 2.0}
+    assert "lr_mult={'a': 0.5, 'b': 2.0}" in repr(made)
+    assert "wd_mult" not in repr(made)
+
+
 def test_name_is_found_in_any_case_and_an_unknown_one_lists_the_known() -> None:
     assert optim.by_name("SGD") is optim.SGD
     assert optim.by_name("adam") is optim.Adam

@@ -184,6 +184,15 @@ class Guardian:
             time.sleep(0.01)
 
 
+def did_you_mean(name: str) -> str:
+    """Return a question to the user if a program that cannot be started is a file that is here."""
+    if not os.path.isfile(name):
+        return ""
+    if name.endswith(".py"):
+        return f"; did you mean: python {name}?"
+    return "" if "/" in name else f"; did you mean: ./{name}?"
+
+
 def _prctl(option: int, value: Any) -> None:
     if LINUX and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
@@ -205,8 +214,10 @@ def _become(order: dict[str, Any], fds: list[int], guardian: int) -> NoReturn:
                 signal.signal(number, signal.SIG_DFL)
             os.execvpe(argv[0], argv, env)  # noqa: S606 - the user's program, without a shell
     except OSError as error:
-        code = 126 if isinstance(error, PermissionError) else 127  # as a shell says it
-        text = f"asyncps: cannot start {argv[0].decode(errors='replace')}: {error.strerror}\n"
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        code = 127 if missing else 126  # as a shell says it
+        name = argv[0].decode(errors="replace")
+        text = f"asyncps: cannot start {name}: {error.strerror}{did_you_mean(name)}\n"
         os.write(2, text.encode(errors="replace"))
     finally:
         os._exit(code)

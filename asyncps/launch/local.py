@@ -47,6 +47,8 @@ class LocalJob:
         inherited: The environment that all start from; a cluster in it is left out.
         env: What is added for a role, by role.
         log_dir: Where a file a rank is kept.
+        metrics_port: Where the scheduler serves metrics; servers and then workers take the next
+            ports. 0: each any; None: nobody does.
         on_worker_lost: What survivors do when a worker is lost.
         colour: Colour prefixes on terminals.
         debug: Show the scheduler's announcement like any other line.
@@ -58,6 +60,7 @@ class LocalJob:
     inherited: Mapping[str, str]
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     log_dir: Path | None = None
+    metrics_port: int | None = None
     on_worker_lost: str = "fail"
     colour: bool = True
     debug: bool = False
@@ -188,6 +191,7 @@ class _Run:
         env = {
             **without_cluster(self._job.inherited),
             "PYTHONUNBUFFERED": self._job.inherited.get("PYTHONUNBUFFERED", "1"),
+            **self._metrics_of(member),
             **self._job.env.get(member.role, {}),
             **membership(
                 member.role, member.rank, num_workers=self._job.num_workers,
@@ -206,6 +210,13 @@ class _Run:
                 os.close(end)
         self._members.append(member)
         self.course.started(member)
+
+    def _metrics_of(self, member: Member) -> dict[str, str]:
+        first = self._job.metrics_port
+        if first is None:
+            return {}
+        before = {"scheduler": 0, "server": 1, "worker": 1 + self._job.num_servers}[member.role]
+        return {"ASYNCPS_METRICS_PORT": str(first and first + before + member.rank)}
 
     def _listen(self, line: str, teller: socket.socket) -> bool:
         """On the output thread: hear what the scheduler has to say to us; True hides the line."""

@@ -7,6 +7,7 @@ strangers may cost is bounded: clients, bytes of a request, time of a client, tu
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -74,9 +75,11 @@ class Endpoint:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server((host, port), family=family, backlog=128)
         except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            if getattr(error, "errno", None) == errno.EADDRINUSE:
+                reason = f"{os.strerror(errno.EADDRINUSE)}; use 0 for any port"
             raise TransportError(
-                f"cannot listen for metrics on {host}:{port}: "
-                f"{getattr(error, 'strerror', None) or error}"
+                f"cannot listen for metrics on {host}:{port}: {reason}"
             ) from None
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]

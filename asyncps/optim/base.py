@@ -75,7 +75,12 @@ class Optimizer:
         "learning_rate": 0.01, "wd": 0.0, "rescale_grad": 1.0, "clip_gradient": -1.0,
     }
 
-    def __init__(self, **hyper: Any) -> None:
+    def __init__(self, *unnamed: Any, **hyper: Any) -> None:
+        if unnamed:  # MXNet takes them by name too: the first of its SGD is no learning rate
+            kind, first = type(self), next(iter(self.defaults))
+            raise OptimizerError(f"the hyper-parameters of {kind.__name__} are given by name",
+                                 expected=f"{kind.__name__}({first}=...)",
+                                 got=repr(unnamed[0])[:200])
         self.hyper: dict[str, Any] = {**_plain(self.defaults), **checked(type(self), hyper)}
 
     def __init_subclass__(cls, builtin: bool = False, **words: Any) -> None:
@@ -95,7 +100,7 @@ class Optimizer:
         REGISTRY[cls.name] = cls
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{k}={v}" for k, v in self.hyper.items() if v != [])
+        said = ", ".join(f"{k}={v}" for k, v in as_given(self.hyper).items())
         return f"{type(self).__name__}({said})"
 
     def init(self, spec: Spec) -> dict[str, Any]:
@@ -129,7 +134,8 @@ def by_name(name: str) -> type[Optimizer]:
     if kind is None:
         failed = "".join(f"; module {module!r} could not be imported: {reason}"
                          for module, reason in _failed_imports.items())
-        raise OptimizerError(f"unknown optimizer{failed}", got=name,
+        raise OptimizerError(f"unknown optimizer{failed}",
+                             got=name,
                              expected=", ".join(sorted(REGISTRY)))
     return kind
 
@@ -141,6 +147,9 @@ def resolve(optimizer: str | Optimizer, hyper: Mapping[str, Any]) -> Optimizer:
             raise OptimizerError("hyper-parameters beside an optimizer object",
                                  expected="one of the two", got=", ".join(hyper))
         return optimizer
+    if not isinstance(optimizer, str):
+        raise OptimizerError("an optimizer is a name or an object of asyncps.optim",
+                             expected=", ".join(sorted(REGISTRY)), got=repr(optimizer)[:200])
     return by_name(optimizer)(**hyper)
 
 
@@ -163,6 +172,12 @@ def checked(kind: type[Optimizer], hyper: Mapping[str, Any]) -> dict[str, Any]:
             raise OptimizerError(f"{name} is given in both spellings", got=given)
         result[name] = _value(name, value, kind.defaults[name])
     return result
+
+
+def as_given(hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyper-parameters as users write them: factors in dicts, none without a factor."""
+    return {name: dict(value) if name in _FACTORS else value
+            for name, value in hyper.items() if name not in _FACTORS or value}
 
 
 def import_modules(names: str) -> None:

@@ -13,7 +13,7 @@ class Gone(Message, tag=90):
     reason: str
 
 
-class Ending(Message, tag=97):
+class Ending(Message, tag=100):
     """A worker's process ends with nothing left to do; whoever reaps it will say how it ended.
 
     `direct`: that is its own parent, which knows as soon as the process is gone. Else a process
@@ -24,7 +24,7 @@ class Ending(Message, tag=97):
     direct: bool
 
 
-class Ended(Message, tag=98):
+class Ended(Message, tag=101):
     """Whoever reaped a worker says how it ended; `reason` None: with exit code 0.
 
     It is named by its rank, or by the process number on its host. Answered with Done.
@@ -36,13 +36,13 @@ class Ended(Message, tag=98):
     reason: str | None
 
 
-class Absent(Message, tag=99):
+class Absent(Message, tag=102):
     """The scheduler tells who has joined that the job has not begun, and who is missing."""
 
     text: str
 
 
-class AskAbsent(Message, tag=100):
+class AskAbsent(Message, tag=103):
     """Whom does what this worker waits for still wait for? Answered with MissingRanks.
 
     `what` is barrier, optimizer, checkpoint, join or init.

@@ -24,7 +24,9 @@ class AskReport(Message, tag=70):
 
 
 class Report(Message, tag=71):
-    """Plain numbers of one node since it began; `waited_s` and `waits` are a server's."""
+    """Plain numbers of one node since it began; `waited_s` and `waits` are a server's.
+
+    `metrics_port` is where it serves its metrics, 0 if it does not."""
 
     sent_bytes: int
     received_bytes: int
@@ -36,6 +38,7 @@ class Report(Message, tag=71):
     value_bytes: int
     waited_s: dict[int, float]
     waits: list[Wait]
+    metrics_port: int = 0
 
 
 class AskStatus(Message, tag=72):

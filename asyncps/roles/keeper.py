@@ -121,7 +121,8 @@ class Keeper(Holdings):
         known = hyper.get(message.version)
         if known is not None and known != words:
             raise Disagreement("workers set different hyper-parameters at the same change",
-                               expected=dict(known), got=dict(words))
+                               expected={n: v for n, v in known.items() if v != words.get(n)},
+                               got={n: v for n, v in words.items() if v != known.get(n)})
         hyper[message.version] = words
         while len(hyper) > _KEPT_HYPER:
             del hyper[min(hyper)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -46,9 +47,13 @@ def start_metrics(
             loop.call_soon_threadsafe(lambda: deliver(samples(numbers())))
 
     endpoint = metrics.serve(config.metrics_host, config.metrics_port, role, rank, ask)
-    log.info("metrics of %s %d at http://%s:%d/metrics", role, rank,
-             f"[{config.metrics_host}]" if ":" in config.metrics_host else config.metrics_host,
-             endpoint.port)
+    host = f"[{config.metrics_host}]" if ":" in config.metrics_host else config.metrics_host
+    where = f"metrics of {role} {rank} at http://{host}:{endpoint.port}/metrics"
+    if role == "worker" and config.metrics_port == 0:
+        # A user's program shows its log if it likes; a port that nobody chose must be told.
+        print(f"asyncps: {where}", file=sys.stderr, flush=True)
+    else:
+        log.info("%s", where)
     return endpoint
 
 

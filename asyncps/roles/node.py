@@ -44,6 +44,8 @@ from asyncps.transport.tcp import interface_address, parse_address
 
 log = logging.getLogger(__name__)
 
+_SOON_S = 1.5  # a scheduler that is not there yet, or a job that is over, needs no word before
+
 Spawn = Callable[[Any, str], None]
 
 # A loop that was this late was starved itself: it reads its sockets before it judges others.
@@ -93,6 +95,7 @@ class Node:
         self._ended = False  # the scheduler has said that the job is over
         self._down_since: float | None = None
         self._down_reason = ""
+        self._warned = False
         self._address = parse_address(config.scheduler, 9091)
         self.link = Link(
             "the scheduler", self._dial, self._take, spawn, greet=self._greet,
@@ -240,11 +243,13 @@ class Node:
         )
 
     def _went_down(self, error: AsyncPSError) -> None:
-        if not self._down_reason and not self.incarnation:
-            log.warning("%s; trying for %g s", error, self.config.rendezvous_s)
+        now = asyncio.get_running_loop().time()
         self._down_reason = str(error)
         if self._down_since is None:
-            self._down_since = asyncio.get_running_loop().time()
+            self._down_since = now
+        elif not self.incarnation and not self._warned and now - self._down_since > _SOON_S:
+            self._warned = True
+            log.warning("%s; trying for %g s", error, self.config.rendezvous_s)
 
     def _take(self, message: AnyMessage, request: int) -> None:
         if isinstance(message, Members):

@@ -36,12 +36,13 @@ def traffic(ports: Iterable[WorkerPort]) -> tuple[int, int, int]:
     return received, sent, queued
 
 
-def of_server(server: Server, now: float) -> Report:
+def of_server(server: Server, now: float, metrics_port: int) -> Report:
     """Return the numbers of a server, all its stores together.
 
     Args:
         server: The server.
         now: Loop time.
+        metrics_port: Where it serves metrics, or 0.
     """
     ports = [*server.ports.values(), *server.lanes.values()]
     received, sent, queued = traffic(ports)
@@ -56,10 +57,11 @@ def of_server(server: Server, now: float) -> Report:
         sum(len(keys) for keeper in keepers.values() for keys in keeper.keys.values()),
         sum(keeper.rules.rounds for keeper in keepers.values()),
         sum(keeper.value_bytes for keeper in keepers.values()), waited, late(keepers, now),
+        metrics_port,
     )
 
 
-def of_worker(worker: Worker) -> Report:
+def of_worker(worker: Worker, metrics_port: int) -> Report:
     """Return the numbers of a worker, all its stores together."""
     links, clients = worker.links, list(worker.clients.values())
     return Report(
@@ -68,7 +70,7 @@ def of_worker(worker: Worker) -> Report:
         sum(link.outbox.queued_bytes for link in links), sum(len(link.outbox) for link in links),
         sum(len(link.unanswered) for link in links), sum(len(client.keys) for client in clients),
         sum(unit.track.furthest for client in clients for unit in client.units.values()),
-        0, {}, [],
+        0, {}, [], metrics_port,
     )
 
 

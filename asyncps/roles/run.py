@@ -82,6 +82,8 @@ async def _main(config: Config) -> None:
             numbers = role.status if isinstance(role, Scheduler) else role.report
             rank = 0 if isinstance(role, Scheduler) else role.node.rank
             metrics = start_metrics(config, config.role or "", rank, numbers)
+            if isinstance(role, Server) and metrics is not None:
+                role.metrics_port = metrics.port
             await role.run()
         except AsyncPSError as error:
             failure = error

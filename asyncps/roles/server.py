@@ -65,6 +65,7 @@ class Server:
         self.node = Node(config, "server", network, spawn)
         self.node.on_message = self._take
         self.node.report = self.report
+        self.metrics_port = 0  # where they are served, if they are
         self.pool = Pool(_POOL_BYTES)
         self.workshop = Workshop()
         self.keepers: dict[int, Keeper] = {}
@@ -184,7 +185,7 @@ class Server:
 
     def report(self) -> messages.Report:
         """Say how this server is."""
-        return reporting.of_server(self, asyncio.get_running_loop().time())
+        return reporting.of_server(self, asyncio.get_running_loop().time(), self.metrics_port)
 
     def left(self, rank: int) -> None:
         """A worker has left for good: rounds no longer wait for it."""

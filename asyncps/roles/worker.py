@@ -120,7 +120,7 @@ class Worker:
 
     def report(self) -> messages.Report:
         """Say how this worker is."""
-        return reporting.of_worker(self)
+        return reporting.of_worker(self, self._metrics.port if self._metrics else 0)
 
     def whom_we_wait_for(self) -> str:
         """Name the servers that owe an answer, for messages."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -314,11 +316,11 @@ def test_spellings_of_mxnet_mean_the_same_store(spelling: str, type: str) -> Non
 @pytest.mark.parametrize("type", ["local", "dist_sync"])
 def test_verbs_of_a_later_version_say_so(type: str) -> None:
     with asyncps.create(type) as store:
-        words = ["set_gradient_compression"]
-        if type == "dist_sync":
-            words += ["set_updater", "_set_updater"]
-        for name in words:
-            with pytest.raises(NotYetError, match=name.strip("_")):
+        with pytest.raises(NotYetError, match=r"^set_gradient_compression is not there yet$"):
+            store.set_gradient_compression({"type": "2bit"})
+        for name in ("set_updater", "_set_updater") if type == "dist_sync" else ():
+            with pytest.raises(NotYetError, match=r"^set_updater is of local stores only: on a "
+                                                  r"cluster the servers update \(set_optimizer, "):
                 getattr(store, name)("x")
         with pytest.raises(AttributeError):
             store.no_such_verb  # noqa: B018
@@ -388,6 +390,23 @@ def test_closed_one_of_two_stores_raises_and_the_other_goes_on(verb: str) -> Non
             with pytest.raises(ClosedError):
                 VERBS[verb](store)
         assert other.pushpull("w", np.ones(3, "f4")).tolist() == [1, 1, 1]
+
+
+def test_hyper_parameters_that_differ_are_named_alone() -> None:
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(3, "f4"))
+        store.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+        if store.rank == 0:
+            store.set_hyperparameters(learning_rate=0.25)
+            said.set()
+            return
+        assert said.wait(10)
+        with pytest.raises(Disagreement, match=(
+                r"expected \{'learning_rate': 0\.25\}, got \{'learning_rate': 0\.5\}")):
+            store.set_hyperparameters(learning_rate=0.5)
+
+    said = threading.Event()
+    on_cluster(work, servers=1)
 
 
 def test_handle_keeps_the_error_of_its_verb() -> None:

@@ -173,6 +173,65 @@ def test_command_that_does_not_exist_fails_as_in_a_shell() -> None:
     assert "asyncps: cannot start ./no-such-program: No such file or directory" in result.err
 
 
+def test_script_without_its_interpreter_is_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_first.py").write_text("print('hello')\n")
+    result = run_job(["my_first.py"])
+    assert result.code == 127
+    assert ("cannot start my_first.py: No such file or directory; "
+            "did you mean: python my_first.py?") in result.err
+    result = run_job(["./my_first.py"])
+    assert result.code == 126
+    assert ("cannot start ./my_first.py: Permission denied; "
+            "did you mean: python ./my_first.py?") in result.err
+    (tmp_path / "train").write_text("#!/bin/sh\n")
+    result = run_job(["train"])
+    assert result.code == 127
+    assert "did you mean: ./train?" in result.err
+    assert "did you mean" not in run_job(["nothing.py"]).err
+
+
+def test_file_that_is_no_program_may_not_be_run(tmp_path: Path) -> None:
+    path = tmp_path / "garbage"
+    path.write_bytes(b"\x00\x01\x02")
+    path.chmod(0o755)
+    result = run_job([str(path)])
+    assert result.code == 126
+    assert f"cannot start {path}: Exec format error" in result.err
+
+
+@pytest.mark.parametrize(("first", "ports"), [
+    (0, {"scheduler": "0", "server 1": "0", "worker 2": "0"}),
+    (9000, {"scheduler": "9000", "server 0": "9001", "server 1": "9002", "worker 0": "9003",
+            "worker 1": "9004", "worker 2": "9005"}),
+    (None, {"scheduler": "", "server 0": "", "worker 0": ""}),
+])
+def test_each_process_has_a_port_for_its_metrics(
+    first: int | None, ports: dict[str, str], tmp_path: Path
+) -> None:
+    say = "echo metrics at $ASYNCPS_METRICS_PORT.; "
+    # Worker 0 ends when both servers have spoken, which they tell it by a FIFO.
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    result = run_job(
+        shell(f'{say}[ "$ASYNCPS_RANK" != 0 ] || {{ exec 3<>{fifo}; read a <&3; read b <&3; }}'),
+        workers=3, servers=2,
+        fakes=Fakes(scheduler=say + ANNOUNCE + STAY, server=f"{say}echo > {fifo}; {STAY}"),
+        metrics_port=first,
+    )
+    assert result.code == 0
+    for who, port in ports.items():
+        assert f"[{who}] metrics at {port}." in result.lines
+
+
+def test_port_for_metrics_of_a_role_wins() -> None:
+    result = run_job(shell("echo metrics at $ASYNCPS_METRICS_PORT."), metrics_port=9000,
+                     env={"worker": {"ASYNCPS_METRICS_PORT": "7"}})
+    assert result.lines == ["[worker 0] metrics at 7."]
+
+
 def test_last_20_lines_are_shown_again() -> None:
     result = run_job(shell("for i in $(seq 1 30); do echo line $i; done; exit 1"))
     again = result.err.split("the last lines of worker 0:\n")[1].splitlines()

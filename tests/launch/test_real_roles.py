@@ -35,6 +35,15 @@ def test_job_trains_and_everybody_leaves_by_himself(processes: ProcessGroup) -> 
     assert "still alive" not in launch.output
 
 
+def test_program_that_does_not_exist_ends_the_job_without_other_words(
+    processes: ProcessGroup,
+) -> None:
+    launch = processes.asyncps("launch", "-n", "2", "--", "no_such_program", cwd=ROOT)
+    assert launch.wait(60.0) == 127
+    assert "cannot start no_such_program" in launch.output
+    assert "cannot reach" not in launch.output
+
+
 ASYNC = """
 import os, select, sys
 import numpy as np

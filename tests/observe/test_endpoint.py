@@ -188,7 +188,7 @@ def test_close_drops_everybody_and_frees_the_port(source: Source) -> None:
 
 
 def test_busy_port_and_bad_host_are_transport_errors(endpoint: Endpoint) -> None:
-    with pytest.raises(TransportError, match="in use"):
+    with pytest.raises(TransportError, match="in use; use 0 for any port"):
         Endpoint("127.0.0.1", endpoint.port, Source(), render, "text/plain")
     with pytest.raises(TransportError, match=r"cannot listen for metrics on 198\.51\.100\.1:0"):
         Endpoint("198.51.100.1", 0, Source(), render, "text/plain")

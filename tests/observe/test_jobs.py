@@ -19,6 +19,7 @@ from tests.support.processes import ManagedProcess, ProcessGroup
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+HINT = "for a launched job use --pid PID, or set ASYNCPS_JOB and ASYNCPS_TOKEN of the job"
 
 
 def status(
@@ -78,12 +79,18 @@ def test_status_of_a_job_that_waits_and_of_one_that_is_gone(processes: ProcessGr
     wrong = status(processes, job, ASYNCPS_TOKEN="another")
     assert wrong.wait(START_S) == 1
     assert "asyncps: error:" in wrong.output
+    assert HINT in wrong.output
+    other = status(processes, job, "--job", "another")
+    assert other.wait(START_S) == 1
+    assert "belongs to another job" in other.output
+    assert HINT in other.output
     assert "Traceback" not in wrong.output
     scheduler.kill()
     scheduler.wait()
     gone = status(processes, job)
     assert gone.wait(START_S) == 1
     assert "cannot reach" in gone.output
+    assert f"Connection refused; {HINT}" in gone.output
 
 
 def test_frozen_and_killed_observers_mean_nothing(
@@ -123,7 +130,7 @@ def test_launched_job_is_found_by_the_launchers_pid(
     assert all(node["report"]["keys"] == 2 for node in told["nodes"])
     shown = processes.asyncps("status", "--pid", str(launch.pid), cwd=ROOT)
     assert shown.wait(START_S) == 0, shown.output
-    assert "running since" in shown.output
+    assert "running for" in shown.output
     assert f"{os.uname().nodename}" in shown.output
     stop.touch()
     assert launch.wait(START_S) == 0, launch.output
@@ -139,6 +146,9 @@ def test_metrics_of_all_roles(processes: ProcessGroup, tmp_path: Path) -> None:
     for role, process in (("scheduler", scheduler), ("server", servers[0]),
                           ("worker", workers[0])):
         found = process.wait_for_line(rf"metrics of {role} 0 at (http://127.0.0.1:(\d+)/\S+)")
+        if role != "scheduler":
+            report = next(n for n in seen(processes, job)["nodes"] if n["role"] == role)["report"]
+            assert report["metrics_port"] == int(found[2])
         with socket.create_connection(("127.0.0.1", int(found[2])), 10) as stranger:
             stranger.sendall(b"\x00garbage")
             with urllib.request.urlopen(found[1], timeout=20) as answer:

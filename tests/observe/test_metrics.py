@@ -9,8 +9,11 @@ import urllib.request
 import pytest
 
 from asyncps.errors import ConfigError, TransportError
+from asyncps.observe.display import tables
 from asyncps.observe.endpoint import Endpoint
 from asyncps.observe.metrics import FAMILIES, Page, Sample
+from asyncps.observe.status import as_data, look
+from asyncps.observe.tables import plain
 from asyncps.protocol import messages as m
 from asyncps.roles.metering import samples, start_metrics
 from asyncps.roles.worker import Worker
@@ -115,6 +118,27 @@ async def test_endpoint_of_a_role_reads_on_its_loop() -> None:
 
 async def test_nothing_is_served_unless_it_is_asked_for() -> None:
     assert start_metrics(settings(), "server", 0, lambda: REPORT) is None
+
+
+async def test_port_that_nobody_chose_is_told_on_stderr_and_by_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with bench(num_workers=1) as made:
+        made.server(0)
+        config = made.config.replace(role="worker", rank=0, metrics_port=0)
+        worker = Worker(config, made.network, made.scope.spawn)
+        made.scope.roles.append(worker)
+        await worker.start()
+        said = re.fullmatch(r"asyncps: metrics of worker 0 at http://127\.0\.0\.1:(\d+)/metrics\n",
+                            capsys.readouterr().err)
+        assert said is not None
+        status = await look(made.config, 10.0)
+        ports = {node.member.role: node.report.metrics_port for node in status.nodes
+                 if node.report is not None}
+        assert ports == {"server": 0, "worker": int(said[1])}
+        data = next(n for n in as_data(status)["nodes"] if n["role"] == "worker")
+        assert data["report"]["metrics_port"] == int(said[1])
+        assert f"  {said[1]}  " in plain(*tables(status, made.config.scheduler)) + "  "
 
 
 async def test_busy_metrics_port_fails_the_start_of_a_worker() -> None:

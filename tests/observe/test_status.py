@@ -201,6 +201,8 @@ def test_what_peers_say_cannot_reach_the_terminal() -> None:
     assert "evil?[2Jhost?" in text
     assert "1 min 01 s" in text
     assert "1 h 01 min" in text
+    assert text.splitlines()[0] == (
+        "job at 127.0.0.1:1: running for 1 h 01 min, 1 worker, 1 server")
 
 
 def test_socket_of_the_observer_is_closed_after_a_failure() -> None:

@@ -286,6 +286,17 @@ def test_different_words_are_a_disagreement_for_all() -> None:
     assert stores.owed(0) == []
 
 
+def test_disagreement_repeats_only_the_words_that_differ() -> None:
+    stores = with_store()
+    stores.handle(0, 2, SetOptimizer(1, "sgd", {"lr": 0.1, "wd": 0.25, "beta": 1}))
+    stores.handle(1, 2, SetOptimizer(1, "sgd", {"lr": 0.5, "wd": 0.25, "beta": True}))
+    answers = stores.handle(2, 2, SetOptimizer(1, "sgd", {"lr": 0.1, "wd": 0.25}))
+    (told,) = {answer.message.message for answer in answers
+               if isinstance(answer, Answer) and isinstance(answer.message, ErrorInfo)}
+    assert told == ("workers set different optimizers: worker 0 said lr=0.1, beta=1; "
+                    "worker 1 said lr=0.5, beta=True; worker 2 said lr=0.1, no beta")
+
+
 def test_error_of_one_server_goes_to_all_workers_once_all_servers_have_answered() -> None:
     stores = with_store()
     for rank in (0, 1):

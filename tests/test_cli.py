@@ -201,6 +201,15 @@ def test_worker_hands_its_options_to_the_command(processes: ProcessGroup) -> Non
     assert process.output.endswith("--rank -n\n")
 
 
+def test_worker_asks_about_a_script_without_its_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_first.py").touch()
+    assert run("worker", "my_first.py") == 2
+    assert error_of(capsys).endswith("; did you mean: python my_first.py?")
+
+
 def test_launch_takes_as_many_servers_as_workers_and_exits_with_the_jobs_code(
     jobs: list[LocalJob],
 ) -> None:

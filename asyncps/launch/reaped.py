@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from asyncps.config import Config
 from asyncps.errors import ConfigError
-from asyncps.launch.guardian import LINUX, PR_SET_PDEATHSIG
+from asyncps.launch.guardian import LINUX, PR_SET_PDEATHSIG, did_you_mean
 from asyncps.launch.members import describe_end, exit_code_of
 from asyncps.protocol.messages import Ended
 from asyncps.roles.report import report_end
@@ -73,7 +73,8 @@ def _start(
         failure = pipe.read()
     if failure:
         os.waitpid(pid, 0)
-        raise ConfigError(f"cannot start {command[0]}: {os.strerror(int(failure))}")
+        raise ConfigError(f"cannot start {command[0]}: {os.strerror(int(failure))}"
+                          f"{did_you_mean(command[0])}")
     return pid
 
 

@@ -21,8 +21,8 @@ from asyncps.errors import (
 from asyncps.later import LaterLocalVerbs
 from asyncps.localtables import LocalHandle, LocalRowVerbs, LocalTable, LocalTables
 from asyncps.localvalues import Kind, Value, check_same, describe, restore
-from asyncps.tablevalues import check_shape
 from asyncps.state.keys import unknown_key
+from asyncps.tablevalues import check_shape
 from asyncps.tensor import checkpoint, updates
 from asyncps.values import Array, Key, as_keys, as_values, host_array, merged
 

@@ -28,10 +28,10 @@ from asyncps.errors import (
     UnknownKey,
 )
 from asyncps.protocol.messages import Key, KeySpec, Piece, Placement
+from asyncps.state import tables
 from asyncps.state.keys import MAX_KEY_BYTES as MAX_KEY_BYTES
 from asyncps.state.keys import check_key as check_key
 from asyncps.state.keys import unknown_key
-from asyncps.state import tables
 
 ITEMSIZES = {
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2,

@@ -94,6 +94,19 @@ async def test_place_that_is_held_is_refused() -> None:
         holder.close()
 
 
+@pytest.mark.parametrize(("soon_s", "words"), [(1e9, 0), (0.0, 1)])
+async def test_wait_for_a_scheduler_is_told_once_and_not_at_once(
+    soon_s: float, words: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("asyncps.roles.node._SOON_S", soon_s, raising=False)
+    with ReservedPort() as port:
+        config = settings(scheduler=f"127.0.0.1:{port.number}", rendezvous_s=0.4)
+        async with node_of(config) as node:
+            with pytest.raises(RendezvousTimeout):
+                await node.reach_scheduler()
+    assert caplog.text.count("trying for 0.4 s") == words
+
+
 async def test_those_who_wait_are_told_who_is_missing() -> None:
     async with bench(num_workers=2, rendezvous_s=0.5) as made, node_of(made.config) as node:
         await node.reach_scheduler()

@@ -169,8 +169,9 @@ class _Run:
             self._output.say(f"the job lost {self._full_name(member)}, which {reason}")
         culprit = self.course.culprit
         if culprit is not None:
-            self._output.say(f"the last lines of {culprit}:")
-            self._output.show_tail(culprit)
+            if self._output.tail(culprit):
+                self._output.say(f"the last lines of {culprit}:")
+                self._output.show_tail(culprit)
             self._output.say(f"{self._full_name(culprit)} {self.course.reason}")
 
     def _start_others(self) -> None:

@@ -19,6 +19,8 @@ from asyncps.launch.lines import LineSplitter, show
 from asyncps.launch.members import Member
 
 TAIL_LINES = 20
+TRACEBACK_LINES = 100  # of a traceback that the last lines begin with
+_TRACEBACK = b"Traceback (most recent call last)"
 _TAIL_LINE_BYTES = 4096
 _READ_BYTES = 65536
 # What a pipe that polls as writable takes without blocking (PIPE_BUF), so that a reader who
@@ -55,7 +57,7 @@ class _Writer:
 class _Record:
     """What is kept of one member's output."""
 
-    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TRACEBACK_LINES))
     log: BinaryIO | None = None
 
 
@@ -168,10 +170,16 @@ class Output:
             self._abandoned.set()  # whoever does not read now has had his time
             self._thread.join()
 
-    def show_tail(self, member: Member) -> None:
-        """Write the last lines of a member again, to stderr; only after `drain`."""
+    def tail(self, member: Member) -> list[bytes]:
+        """Return the last lines of a member, from the last traceback on; only after `drain`."""
         record = self._records.get(member)
-        for line in record.tail if record is not None else ():
+        lines = list(record.tail) if record is not None else []
+        begins = [place for place, line in enumerate(lines) if _TRACEBACK in line]
+        return lines[begins[-1] if begins else -TAIL_LINES :]
+
+    def show_tail(self, member: Member) -> None:
+        """Write them again, to stderr."""
+        for line in self.tail(member):
             self._stderr.write(self._format(member, line, self._stderr))
 
     def _run(self) -> None:

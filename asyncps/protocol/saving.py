@@ -73,11 +73,13 @@ class UnitState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Units(Message, tag=89):
-    """Units by number, ascending, none at the end; and the newest hyper-parameters."""
+    """Units by number, ascending, none at the end; and the newest hyper-parameters. While an
+    optimizer of the user's own is at work there are no units to tell of yet: ask again."""
 
     optimizer: str | None
     hyper: dict[str, Any]
     units: list[UnitState]
+    at_work: bool = False
 
 
 class StateRange(Message, tag=95):

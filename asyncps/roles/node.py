@@ -141,6 +141,7 @@ class Node:
                 assert isinstance(answer, Joined)
                 self.rank, self.incarnation = answer.rank, answer.incarnation
                 self.num_workers, self.num_servers = answer.num_workers, answer.num_servers
+                self._compare(answer)
                 log.info("joined as %s %d; waiting until everybody is there", self.role, self.rank)
                 self.spawn(self._beat(), f"heartbeats of {self.role} {self.rank}")
                 await self._complete.wait()
@@ -148,6 +149,14 @@ class Node:
             raise RendezvousTimeout("the scheduler did not say that everybody is there") from None
         if self.failure is not None:
             raise self.failure
+
+    def _compare(self, joined: Joined) -> None:
+        """The scheduler's counts hold; other ones were meant for another job, or are old."""
+        for name in ("num_workers", "num_servers"):
+            mine, theirs = getattr(self.config, name), getattr(joined, name)
+            if mine not in (theirs, 1):  # 1 is the default: nothing was said
+                log.warning("%s %d was told %s=%d, and the scheduler %d, which counts", self.role,
+                            self.rank, name, mine, theirs)
 
     def hello(self) -> Hello:
         """What this node says of itself on a new connection."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncps import optim
 from asyncps.config import Config
-from asyncps.errors import AsyncPSError, ConfigError
+from asyncps.errors import AsyncPSError, ConfigError, NodeLost
 from asyncps.observe.endpoint import Endpoint
 from asyncps.roles.metering import start_metrics
 from asyncps.roles.runtime import loop_factory
@@ -47,19 +47,27 @@ def run_role(config: Config) -> int:
         optim.import_modules(config.imports)
     try:
         with asyncio.Runner(loop_factory=loop_factory(config)) as runner:
-            runner.run(_main(config))
+            told = runner.run(_main(config))
     except KeyboardInterrupt:
         return 130
     except asyncio.CancelledError:
         return 143  # SIGTERM
     except AsyncPSError as error:
-        log.error("%s: %s", type(error).__name__, error)
+        # The launcher has said who ended, and the others need not repeat it.
+        known = isinstance(error, NodeLost) and config.parent is not None
+        log.log(logging.DEBUG if known else logging.ERROR, "%s: %s", type(error).__name__, error)
         return 1
-    return 0
+    return 1 if told else 0
 
 
-async def _main(config: Config) -> None:
+async def _main(config: Config) -> bool:
+    """Run the role; tell whether the job has failed and the scheduler's log has said why.
+
+    Raises:
+        AsyncPSError: Why it failed, if nobody has said so yet.
+    """
     failure: AsyncPSError | None = None
+    told = False
     async with asyncio.TaskGroup() as tasks:
 
         def spawn(work: Coroutine[Any, Any, Any], name: str) -> None:
@@ -84,7 +92,9 @@ async def _main(config: Config) -> None:
             metrics = start_metrics(config, config.role or "", rank, numbers)
             if isinstance(role, Server) and metrics is not None:
                 role.metrics_port = metrics.port
+            told = isinstance(role, Scheduler)
             await role.run()
+            told = False
         except AsyncPSError as error:
             failure = error
         finally:
@@ -93,8 +103,9 @@ async def _main(config: Config) -> None:
             await role.close()
             for task in running:
                 task.cancel()
-    if failure is not None:
+    if failure is not None and not told:
         raise failure
+    return told
 
 
 def _tell(text: str) -> None:

@@ -18,7 +18,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from asyncps.config import Config
-from asyncps.errors import ClosedError, ConfigError
+from asyncps.errors import AsyncPSError, ClosedError, ConfigError
 from asyncps.roles.operation import LOOK_S
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,9 @@ class Runtime:
         try:
             self.call(begin)
             _wait(future)
+            error = future.exception()
+            if error is not None:
+                raise without_internals(error)
             return future.result()
         except BaseException:
             if not future.done():  # else it is the coroutine's own error
@@ -196,6 +199,14 @@ def _wait(future: Future[Any]) -> None:
     """
     while not future.done():
         wait((future,), LOOK_S)  # not future.exception(): a handler may raise TimeoutError too
+
+
+def without_internals(error: BaseException) -> BaseException:
+    """Take the loop's frames from an error of ours, which its text explains; the log keeps them."""
+    if isinstance(error, AsyncPSError):
+        log.debug("a verb failed", exc_info=error)
+        error.__traceback__ = None
+    return error
 
 
 class _Stopped(Exception):

@@ -49,10 +49,10 @@ def units(keeper: Keeper, message: AskUnits) -> Units:
     Raises:
         Disagreement: A round is open: it names the key, and whom it waits for.
     """
-    if message.after < 0:
-        check_closed(keeper)
     rules = keeper.rules
     hyper = dict(rules.hyper[max(rules.hyper)]) if rules.optimizer is not None else {}
+    if message.after < 0 and check_closed(keeper):
+        return Units(rules.optimizer, hyper, [], at_work=True)
     found: list[UnitState] = []
     rows = 0
     for number in sorted(n for n in keeper.units if n > message.after):
@@ -67,20 +67,26 @@ def units(keeper: Keeper, message: AskUnits) -> Units:
     return Units(rules.optimizer, hyper, found)
 
 
-def check_closed(keeper: Keeper) -> None:
-    """Refuse to save or load in the middle of a round.
+def check_closed(keeper: Keeper) -> bool:
+    """Refuse to save or load in the middle of a round; tell whether one that is complete is still
+    to be applied, by an optimizer of the user's own.
 
     Raises:
         Disagreement: It names the key, and whom the round waits for.
     """
+    at_work = False
     for number, unit in keeper.units.items():
         for part in parts_of(unit):
             for opened in part.open:
                 clock = opened[0] if isinstance(opened, tuple) else opened
                 ranks = part.missing(clock, keeper.rules.members)
+                if not ranks:
+                    at_work = True
+                    continue
                 raise Disagreement(
                     "workers have not pushed this key equally often", key=keeper.name_of(number),
                     expected=f"another push of ranks {ranks}, or none of the others")
+    return at_work
 
 
 def check_range(keeper: Keeper, message: StateRange | TableRows, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from asyncps import optim
-from asyncps.errors import CheckpointError, OptimizerError
+from asyncps.errors import CheckpointError, DeadlineExceeded, OptimizerError
 from asyncps.protocol import messages
 from asyncps.protocol.messages import Key, PartState, Placement, UnitState
 from asyncps.roles import storingrows
@@ -20,8 +21,12 @@ from asyncps.roles.worker import Worker
 from asyncps.tensor.checkpoint import Contents, Writer
 from asyncps.tensor.safefile import Entry
 from asyncps.tensor.words import MASTER
+from asyncps.transport.link import Link
 
 Path = str | os.PathLike[str]
+
+# Between two questions to a server that applies a round.
+_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,7 @@ async def ask_units(worker: Worker, client: Client) -> Kept:
         after = -1
         while True:
             question = messages.AskUnits(client.number, after)
-            answer = await worker._ask_server(link, question)
-            assert isinstance(answer, messages.Units)
+            answer = await _when_applied(worker, link, question)
             if after < 0:
                 kept = Kept(answer.optimizer, answer.hyper, kept.units, kept.tables)
             if not answer.units:
@@ -75,6 +79,27 @@ async def ask_units(worker: Worker, client: Client) -> Kept:
                 if unit.rows is not None:
                     kept.tables[unit.unit] = unit
     return kept
+
+
+async def _when_applied(
+    worker: Worker, link: Link, question: messages.AskUnits
+) -> messages.Units:
+    """Ask until no optimizer of the user's own is at work on a round that is complete.
+
+    Raises:
+        DeadlineExceeded: It takes longer than a round may.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + worker.config.round_s
+    while True:
+        answer = await worker._ask_server(link, question)
+        assert isinstance(answer, messages.Units)
+        if not answer.at_work:
+            return answer
+        if loop.time() > until:
+            raise DeadlineExceeded(f"the optimizer {answer.optimizer!r} at {link.name} did not end "
+                                   f"within {worker.config.round_s:g} s")
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> None:

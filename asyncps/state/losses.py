@@ -19,16 +19,19 @@ def all_ended(workers: Sequence[Node]) -> bool:
     return all(worker.standing in ENDED for worker in workers)
 
 
-def is_of(node: Node, ended: m.Ended) -> bool:
-    """Tell whether the word of a process that was reaped speaks of this worker.
+def named(ended: m.Ended, workers: Sequence[Node]) -> list[Node]:
+    """Return the worker that the word of a process that was reaped speaks of, if there is one.
 
     That process may be one that had started the worker, such as a shell, which is known by rank and
     host. It may as well be one whose rank was refused, since the worker is there already.
     """
-    if node.member.hostname != ended.hostname:
-        return False
-    gone = node.ending is not None or node.link is None
-    return node.member.pid == ended.pid or (node.rank == ended.rank and gone)
+    return [
+        node for node in workers
+        if node.member.hostname == ended.hostname and (
+            node.member.pid == ended.pid
+            or (node.rank == ended.rank and (node.ending is not None or node.link is None))
+        )
+    ]
 
 
 def goes_on_without(config: Config, membership: Membership, node: Node) -> bool:

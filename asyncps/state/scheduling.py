@@ -19,7 +19,7 @@ from asyncps.protocol import messages as m
 from asyncps.state.absence import Absence
 from asyncps.state.agreements import Action, Order, StoreRequest, Stores
 from asyncps.state.links import Link, out_of_place, why_not
-from asyncps.state.losses import all_ended, goes_on_without, is_of, part_with
+from asyncps.state.losses import all_ended, goes_on_without, named, part_with
 from asyncps.state.membership import (
     Close,
     Instruction,
@@ -268,7 +268,7 @@ class SchedulerState:
             if node.link is not None:
                 self._close(node.link, "it left before the job began")
         elif node.role == "server" and self._failure is None and self._shutdown is None:
-            self._lose(node, "it left while workers needed it")
+            self._lose(node, "it left while workers needed it", known=True)
         elif node.standing is not Standing.LEFT:
             node.standing = Standing.LEFT
             if node.role == "worker" and self._failure is None:
@@ -287,13 +287,11 @@ class SchedulerState:
         elif node.standing in (Standing.ALIVE, Standing.SUSPECT) or (
             node.standing is Standing.LEFT and node.ending is not None
         ):
-            self._lose(node, reason)
+            self._lose(node, reason, known=True)
 
     def _end(self, ended: m.Ended) -> None:
         """Whoever reaped a worker says how it ended."""
-        for node in self._membership.nodes("worker") if self._running else []:
-            if not is_of(node, ended):
-                continue
+        for node in named(ended, self._membership.nodes("worker")) if self._running else []:
             if ended.reason is not None:
                 self._die(m.Died("worker", node.rank, ended.reason))
             elif node.ending is not None and node.standing in (Standing.ALIVE, Standing.SUSPECT):
@@ -337,7 +335,7 @@ class SchedulerState:
             node.prepared_owed += 1
         self._outbox.tell(node, m.Members([other.member for other in self._membership]))
 
-    def _lose(self, node: Node, reason: str) -> None:
+    def _lose(self, node: Node, reason: str, *, known: bool = False) -> None:
         going_on = self._running and self._failure is None and self._shutdown is None
         if going_on and goes_on_without(self._config, self._membership, node):
             self._carry_out(part_with(node, reason, self._membership, self._stores, self._outbox))
@@ -347,7 +345,9 @@ class SchedulerState:
         node.standing = Standing.LOST
         node.lost = m.Lost(node.role, node.rank, node.host, reason)
         error = LOST_BY_ROLE[node.role](f"{node} is lost: {reason}", rank=node.rank)
-        self._outbox.log(logging.ERROR, error.message)
+        # A launcher knows who has ended, and has said so; it may have ended a server itself.
+        known = known and self._config.parent is not None
+        self._outbox.log(logging.DEBUG if known else logging.ERROR, error.message)
         if node.link is not None:
             self._close(node.link, "declared lost")
         for other in self._membership:

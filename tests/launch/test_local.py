@@ -238,6 +238,25 @@ def test_last_20_lines_are_shown_again() -> None:
     assert again[:-1] == [f"[worker 0] line {i}" for i in range(11, 31)]
 
 
+def test_last_traceback_is_shown_whole() -> None:
+    script = ("import sys\nsys.setrecursionlimit(10**4)\n"
+              "def early(): raise KeyError('early')\n"
+              "try: early()\nexcept KeyError: import traceback; traceback.print_exc()\n"
+              "source = 'def f(n):\\n' + ' if n: g(n - 1)\\n raise ValueError(n)\\n'\n"
+              "exec(source + source.replace('f(', 'h(').replace('g(', 'f(')"
+              ".replace('h(', 'g('))\nf(20)")
+    result = run_job(python(script))
+    again = result.err.split("the last lines of worker 0:\n")[1].splitlines()
+    assert len(again) > 21
+    assert again[0] == "[worker 0] Traceback (most recent call last):"
+    assert again[-2] == "[worker 0] ValueError: 0"
+    assert "early" not in "".join(again)
+
+
+def test_process_that_said_nothing_has_no_last_lines() -> None:
+    assert "the last lines" not in run_job(shell("exit 3")).err
+
+
 def test_lines_of_many_ranks_stay_whole() -> None:
     script = "import os\nfor i in range(2000): print(f'{i:04d} ' + 'x' * 100, flush=i % 7 == 0)"
     result = run_job(python(script), workers=3)
@@ -276,6 +295,7 @@ def test_every_role_finds_its_membership_in_the_environment(tmp_path: Path) -> N
     for name in ("worker 1", "server 0"):
         mine = [line for line in result.lines if line.startswith(f"[{name}] ")]
         found[name] = dict(line.split("] ", 1)[1].split("=", 1) for line in mine)
+    assert found["worker 1"].pop("ASYNCPS_PARENT") == found["server 0"].pop("ASYNCPS_PARENT")
     token, job = found["worker 1"]["ASYNCPS_TOKEN"], found["worker 1"]["ASYNCPS_JOB"]
     common = {
         "ASYNCPS_BIND": "127.0.0.1", "ASYNCPS_JOB": job, "ASYNCPS_NUM_SERVERS": "1",

@@ -88,7 +88,7 @@ class CheckpointVerbs:
 
     def _at_once(self, verb: Any, path: Path, *, weights: bool) -> None:
         with self._core.lanes_closed():
-            self._runtime.run(_carry_out(self._core, verb, path, weights=weights))
+            self._runtime.run(lambda: _carry_out(self._core, verb, path, weights=weights))
 
 
 class AsyncCheckpointVerbs:

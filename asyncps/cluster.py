@@ -154,10 +154,10 @@ class LocalCluster:
 
     def __enter__(self) -> Self:
         self._runtime = Runtime(loop_factory(self._config))
-        self._scope = Scope(self._runtime.spawn)
+        scope = self._scope = Scope(self._runtime.spawn)
         try:
-            self._config, self._network = self._runtime.run(embed(
-                self._config, self._scope, self._config.num_servers, self._config.num_workers,
+            self._config, self._network = self._runtime.run(lambda: embed(
+                self._config, scope, self._config.num_servers, self._config.num_workers,
                 tcp=self._transport == "tcp",
             ))
         except BaseException:
@@ -229,13 +229,13 @@ class LocalCluster:
             client = await worker.open_store(name, wanted)
             return Core(worker, client, worker.shortcut(client))
 
-        core = runtime.run(join())
+        core = runtime.run(join)
         return KVStore(core, runtime, lambda well: _leave(core, runtime, well))
 
     def _close(self) -> None:
         assert self._runtime is not None
         if self._scope is not None:
-            self._runtime.run(self._scope.close())
+            self._runtime.run(self._scope.close)
         self._runtime.close()
 
 
@@ -257,7 +257,7 @@ class _Home:
         atexit.register(self._at_exit)
 
     def open(self, name: str, config: StoreConfig) -> KVStore:
-        client = self._runtime.run(self._worker.open_store(name, config))
+        client = self._runtime.run(lambda: self._worker.open_store(name, config))
         core = self._cores.get(name)
         if core is None:
             client.closed = False  # it may have been closed before
@@ -273,13 +273,13 @@ class _Home:
         if core is None or self.forked:
             return
         if not well:
-            self._runtime.run(_abandon(self._worker))
+            self._runtime.run(lambda: _abandon(self._worker))
             self.close()
         elif self._cores:
-            self._runtime.run(core.release())
+            self._runtime.run(core.release)
         else:
             try:
-                self._runtime.run(core.close())
+                self._runtime.run(core.close)
             finally:
                 self.close()
 
@@ -306,8 +306,8 @@ class _Home:
         atexit.unregister(self._at_exit)
         try:
             for core in self._cores.values():
-                self._runtime.run(core.flush())
-            self._runtime.run(self._scope.close())
+                self._runtime.run(core.flush)
+            self._runtime.run(self._scope.close)
         finally:
             self._runtime.close()
 
@@ -384,15 +384,15 @@ def _join(settings: Config, clustered: bool) -> _Home:
 
     try:
         ending = ending_of(settings) if clustered else None
-        return _Home(runtime, scope, runtime.run(join()), settings, ending)
+        return _Home(runtime, scope, runtime.run(join), settings, ending)
     except BaseException:
-        runtime.run(scope.close())
+        runtime.run(scope.close)
         runtime.close()
         raise
 
 
 def _leave(core: Core, runtime: Runtime, well: bool) -> None:
-    runtime.run(core.close() if well else _abandon(core.worker))
+    runtime.run(lambda: core.close() if well else _abandon(core.worker))
 
 
 async def _abandon(worker: Worker) -> None:

@@ -61,7 +61,7 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
             Disagreement: It is row-sparse there and not here, or made by other words.
         """
         with self._core.lanes_closed():
-            self._runtime.run(self._core.init(key, value, shape, dtype))
+            self._runtime.run(lambda: self._core.init(key, value, shape, dtype))
 
     def assign(self, key: Any, value: Any) -> None:
         """Overwrite values; returns when the servers hold them.
@@ -154,18 +154,18 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
             OptimizerError: An unknown optimizer or hyper-parameter; the known ones are listed.
             Disagreement: Another worker said something else.
         """
-        self._runtime.run(self._core.set_optimizer(optimizer, hyper))
+        self._runtime.run(lambda: self._core.set_optimizer(optimizer, hyper))
 
     def set_hyperparameters(self, **hyper: Any) -> None:
         """Change some hyper-parameters and keep the optimizer's state.
 
         A round uses the newest that any of its contributors had set.
         """
-        self._runtime.run(self._core.set_hyperparameters(hyper))
+        self._runtime.run(lambda: self._core.set_hyperparameters(hyper))
 
     def barrier(self) -> None:
         """Wait for all workers, after this worker's pushes are accepted."""
-        self._runtime.run(self._core.barrier())
+        self._runtime.run(self._core.barrier)
 
     _barrier = barrier
 
@@ -184,7 +184,7 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
             AsyncPSError: An earlier push failed; this worker has not joined.
         """
         with self._core.lanes_closed():
-            return self._runtime.run(self._core.join())
+            return self._runtime.run(self._core.join)
 
     def close(self) -> None:
         """Wait until pushes are accepted, then leave for good."""
@@ -199,7 +199,7 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
 
     def statistics(self) -> dict[str, Any]:
         """Return plain data: bytes, rounds, waiting time by rank, queue depth."""
-        return self._runtime.run(self._core.statistics())
+        return self._runtime.run(self._core.statistics)
 
     # ---- inside ----
 
@@ -211,7 +211,7 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
             plan = self._core.plan(keys)
             if plan is None:
                 with self._core.lanes_closed():
-                    self._runtime.run(self._core.look_up(keys))
+                    self._runtime.run(lambda: self._core.look_up(keys))
                 plan = self._core.plan(keys)
         return build(plan)
 
@@ -242,7 +242,7 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
     def _let_go(self, call: Call) -> None:
         """Ctrl-C, or what another signal handler raised: first the loop gives the memory back."""
         with contextlib.suppress(ClosedError):
-            self._runtime.run(self._core.let_go(call))
+            self._runtime.run(lambda: self._core.let_go(call))
 
 
 class AsyncKVStore(StoreFacts, AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):

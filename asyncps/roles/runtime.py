@@ -70,22 +70,21 @@ class Runtime:
         if self._ended:  # not is_alive(): a Ctrl-C in it leaves the thread marked as dead
             self._drain()  # it finds everything closed, and says so
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for its result.
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Make a coroutine on the loop, run it there, and wait for its result.
 
         Ctrl-C, and whatever else a signal handler raises, cancels it and waits until it has let go
         of what it held.
         """
         if self._closed or self.forked or self._loop is None:
-            work.close()
             raise self._gone()
-        self.check_thread(work)
+        self.check_thread()
         future: Future[T] = Future()
         task: list[asyncio.Task[None]] = []
 
         async def carry() -> None:
             try:
-                result = await work
+                result = await work()
             except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
                 future.set_exception(error)
             else:
@@ -106,7 +105,6 @@ class Runtime:
 
         def never_began(_: object = None) -> None:
             if not future.done():
-                work.close()
                 future.set_exception(self._gone())
 
         def give_up() -> None:
@@ -129,11 +127,9 @@ class Runtime:
                     _wait(future)
             raise
 
-    def check_thread(self, work: Coroutine[Any, Any, Any] | None = None) -> None:
+    def check_thread(self) -> None:
         """Refuse a blocking call on the loop's own thread, which would wait for itself."""
         if threading.get_ident() == self._thread.ident:
-            if work is not None:
-                work.close()
             raise ConfigError("a blocking call inside the event loop; use asyncps.connect there")
         if self.forked:
             raise self._gone()

@@ -219,9 +219,14 @@ def test_store_of_one_name_is_one_store_and_may_be_opened_again() -> None:
         one.init("w", np.ones(3, "f4"))
         two = asyncps.create("dist_sync", name="a")
         assert two.pull("w").tolist() == [1, 1, 1]
-        one.close()
+        one.close()  # so is the other: no worker has it open, and it is forgotten
+        with pytest.raises(ClosedError):
+            two.pull("w")
         again = asyncps.create("dist_sync", name="a")
-        assert again.pull("w").tolist() == [1, 1, 1]
+        with pytest.raises(UnknownKey):
+            again.pull("w")
+        again.init("w", np.full(3, 2, "f4"))
+        assert again.pull("w").tolist() == [2, 2, 2]
         keep.init("w", np.zeros(1, "f4"))
         again.close()
 

@@ -105,8 +105,8 @@ def test_lost_worker_that_had_joined_is_not_counted_again(transport: str) -> Non
             async def has_joined() -> bool:
                 return client.joining is not None and not client.pushes
 
-            store._runtime.run(join_and_go())
-            while not store._runtime.run(has_joined()):
+            store._runtime.run(join_and_go)
+            while not store._runtime.run(has_joined):
                 pass
             joined.set()
             raise Enough
@@ -147,7 +147,7 @@ def test_worker_that_comes_back_after_its_loss_hears_that_it_is_stale(transport:
             link.abort(ConnectionLost("cut by the test"))
 
         assert opened.wait(10)
-        store._runtime.run(cut_off())
+        store._runtime.run(cut_off)
         with pytest.raises(StaleIncarnation, match="declared lost"):
             pull_for_ever(store)
         store.close()

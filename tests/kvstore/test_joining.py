@@ -203,7 +203,7 @@ def test_pushes_of_a_worker_that_has_joined_are_refused_and_pulls_are_not(transp
             async def has_joined() -> bool:
                 return client.joining is not None
 
-            while not store._runtime.run(has_joined()):
+            while not store._runtime.run(has_joined):
                 pass
             handle = store.push("w", np.ones(3, "f4"))
             with pytest.raises(ClusterError, match="push of a worker that has joined"):
@@ -303,7 +303,7 @@ def test_closing_ends_a_join_of_another_thread() -> None:
         async def has_joined() -> bool:
             return client.joining is not None
 
-        while not store._runtime.run(has_joined()):
+        while not store._runtime.run(has_joined):
             pass
         store.close()
         opened.set()

@@ -60,7 +60,7 @@ def test_rows_of_a_worker_that_has_joined_are_refused_before_they_are_sent(trans
             async def has_joined() -> bool:
                 return client.joining is not None
 
-            while not store._runtime.run(has_joined()):
+            while not store._runtime.run(has_joined):
                 pass
             handle = store.push("t", rows([1], 5))
             with pytest.raises(ClusterError, match="push of a worker that has joined"):

@@ -91,7 +91,7 @@ def settle(store: KVStore) -> None:
     async def nothing() -> None:
         pass
 
-    store._runtime.run(nothing())
+    store._runtime.run(nothing)
 
 
 def server_of(cluster: asyncps.LocalCluster) -> Server:
@@ -107,7 +107,7 @@ def server_of(cluster: asyncps.LocalCluster) -> Server:
         for role in scope.roles:
             if isinstance(role, Server) and role._listening is not None:
                 return role
-        runtime.run(turn_of_the_loop())
+        runtime.run(turn_of_the_loop)
 
 
 def in_step(store: KVStore, key: Any, value: Any, **more: Any) -> Any:
@@ -352,7 +352,7 @@ def test_stores_of_one_worker_share_its_lanes_and_no_answers(lanes: Watched) -> 
 
     def work(store: KVStore) -> None:
         worker, runtime = store._core.worker, store._runtime
-        client = runtime.run(worker.open_store("second", store._core.client.config))
+        client = runtime.run(lambda: worker.open_store("second", store._core.client.config))
         core = Core(worker, client, worker.shortcut(client))
         second = KVStore(core, runtime, lambda _: None)
         store.init("w", np.zeros(5, "f4"))
@@ -369,7 +369,7 @@ def test_stores_of_one_worker_share_its_lanes_and_no_answers(lanes: Watched) -> 
 def test_two_threads_on_two_stores_of_one_worker(lanes: Watched) -> None:
     def work(store: KVStore) -> None:
         worker, runtime = store._core.worker, store._runtime
-        client = runtime.run(worker.open_store("second", store._core.client.config))
+        client = runtime.run(lambda: worker.open_store("second", store._core.client.config))
         second = KVStore(Core(worker, client, worker.shortcut(client)), runtime, lambda _: None)
         for each in (store, second):
             each.init("w", np.zeros(5, "f4"))

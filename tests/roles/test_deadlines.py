@@ -50,7 +50,7 @@ class Frozen:
                 for link in worker.links:
                     await link.wait_connected()
 
-            runtime.run(connected())
+            runtime.run(connected)
             (server,) = [m for m in worker.node.members if m.role == "server"]
             self.proxy = self.network.proxies[server.port]
             host, port = self.proxy.address
@@ -74,7 +74,7 @@ class Frozen:
             action()
 
         assert self.cluster._runtime is not None
-        self.cluster._runtime.run(act())
+        self.cluster._runtime.run(act)
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def frozen(workers: int = 1, **settings: float) -> Iterator[Frozen]:
             yield Frozen(cluster, network)
         finally:
             assert cluster._runtime is not None
-            cluster._runtime.run(network.close())
+            cluster._runtime.run(network.close)
 
 
 # ---- a server that is frozen --------------------------------------------------------------------
@@ -170,12 +170,12 @@ def test_lane_to_a_server_that_freezes_is_no_longer_waited_for(
             worker.links[0].abort(ClosedError("cut by the test"))
 
         stuck = job.proxy
-        store._runtime.run(around())
+        store._runtime.run(around)
         for _ in range(100):
             out = np.empty_like(value)
             assert (store.pushpull("w", value, out=out) == 1).all()
         assert misses[1]
-        store._runtime.run(closed(stuck))
+        store._runtime.run(lambda: closed(stuck))
 
 
 async def closed(proxy: Any) -> None:

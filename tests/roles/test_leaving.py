@@ -92,7 +92,7 @@ def test_barrier_that_waits_for_the_leaver_says_so_and_later_ones_go_on() -> Non
             await barrier
 
         with pytest.raises(ClusterError, match="worker 1 left"):
-            store._runtime.run(meet())
+            store._runtime.run(meet)
         store.barrier()
         store.set_optimizer("test")
         assert (store.pushpull("w", np.ones(3, "f4")) == 3).all()
@@ -115,7 +115,7 @@ def test_store_that_is_opened_later_does_not_wait_for_who_has_left() -> None:
             store.init("w", np.zeros(3, "f4"))
             assert gone.wait(10)
             worker, runtime = store._core.worker, store._runtime
-            client = runtime.run(worker.open_store("later", store._core.client.config))
+            client = runtime.run(lambda: worker.open_store("later", store._core.client.config))
             later = KVStore(type(store._core)(worker, client), runtime, lambda _: None)
             later.init("w", np.zeros(3, "f4"))
             assert (later.pushpull("w", np.ones(3, "f4")) == 1).all()
@@ -137,7 +137,7 @@ def test_server_that_was_cut_off_hears_of_it_when_it_is_back(transport: str) -> 
             with cluster.store(1) as store:
                 store.init("w", np.zeros(3, "f4"))
                 store.pushpull("w", np.ones(3, "f4"))
-                runtime.run(cut_off())
+                runtime.run(cut_off)
             gone.set()
 
         async def cut_off() -> None:
@@ -170,7 +170,7 @@ def test_server_that_was_cut_off_hears_of_it_when_it_is_back(transport: str) -> 
             handle = store.pushpull("w", np.full(3, 7, "f4"), async_op=True)
             assert gone.wait(10)
             assert not handle.done()
-            runtime.run(come_back())
+            runtime.run(come_back)
             assert (handle.wait() == 7).all()
             assert (store.pushpull("w", np.ones(3, "f4")) == 1).all()
         thread.join()

@@ -28,7 +28,7 @@ async def give(value: int) -> int:
 
 
 def test_run_returns_what_the_coroutine_returns(runtime: Runtime) -> None:
-    assert runtime.run(give(5)) == 5
+    assert runtime.run(lambda: give(5)) == 5
 
 
 def test_run_raises_what_the_coroutine_raises_and_goes_on(runtime: Runtime) -> None:
@@ -36,25 +36,25 @@ def test_run_raises_what_the_coroutine_raises_and_goes_on(runtime: Runtime) -> N
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        runtime.run(fail())
-    assert runtime.run(give(5)) == 5
+        runtime.run(fail)
+    assert runtime.run(lambda: give(5)) == 5
 
 
 def test_calls_come_in_their_order_on_the_loops_thread(runtime: Runtime) -> None:
     seen: list[tuple[int, int | None]] = []
     for number in range(100):
         runtime.call(lambda number=number: seen.append((number, threading.get_ident())))
-    runtime.run(give(0))
+    runtime.run(lambda: give(0))
     assert [number for number, _ in seen] == list(range(100))
     assert {ident for _, ident in seen} == {runtime._thread.ident}
 
 
 def test_blocking_call_inside_the_loop_is_refused(runtime: Runtime) -> None:
     async def inside() -> int:
-        return runtime.run(give(5))
+        return runtime.run(lambda: give(5))
 
     with pytest.raises(ConfigError, match="inside the event loop"):
-        runtime.run(inside())
+        runtime.run(inside)
 
 
 def test_closed_runtime_refuses_every_call() -> None:
@@ -63,7 +63,7 @@ def test_closed_runtime_refuses_every_call() -> None:
     runtime.close()
     for _ in range(3):
         with pytest.raises(ClosedError):
-            runtime.run(give(5))
+            runtime.run(lambda: give(5))
         with pytest.raises(ClosedError):
             runtime.call(lambda: None)
 
@@ -76,7 +76,7 @@ def test_calls_that_race_with_the_end_are_answered_or_refused() -> None:
         def go_on(runtime: Runtime = runtime, ends: list[object] = ends) -> None:
             try:
                 while True:
-                    runtime.run(give(5))
+                    runtime.run(lambda: give(5))
             except (ClosedError, asyncio.CancelledError) as error:
                 ends.append(error)
 
@@ -101,9 +101,9 @@ def test_ctrl_c_waits_until_the_coroutine_has_let_go(runtime: Runtime) -> None:
             let_go.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        runtime.run(hold())
+        runtime.run(hold)
     assert let_go == [True]
-    assert runtime.run(give(5)) == 5
+    assert runtime.run(lambda: give(5)) == 5
 
 
 @pytest.mark.parametrize("handed_over", [True, False])
@@ -121,9 +121,9 @@ def test_ctrl_c_while_a_call_is_handed_over_leaves_nothing_running(
 
     monkeypatch.setattr(runtime, "call", call)
     with pytest.raises(KeyboardInterrupt):
-        runtime.run(asyncio.sleep(3600))
+        runtime.run(lambda: asyncio.sleep(3600))
     assert len(calls) == 2
-    assert runtime.run(give(5)) == 5
+    assert runtime.run(lambda: give(5)) == 5
 
 
 def test_loop_that_cannot_be_made_is_an_error_at_the_caller() -> None:

@@ -70,7 +70,9 @@ class Store:
     def __init__(self) -> None:
         self.link = SimpleNamespace(unanswered={})
         self.node = SimpleNamespace(failure=None)
-        self.client = SimpleNamespace(closed=False, incarnation=5, number=2, hyper_version=4)
+        self.client = SimpleNamespace(
+            closed=False, joining=None, incarnation=5, number=2, hyper_version=4
+        )
         self.lanes = FakeLanes()
         self.started: list[int] = []  # tries that the loop was given
         self.last: Attempt | None = None

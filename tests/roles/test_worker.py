@@ -24,7 +24,7 @@ both_transports = pytest.mark.parametrize("transport", ["memory", "tcp"])
 
 
 def on_loop(store: KVStore, work: Any) -> Any:
-    """Runs a coroutine on the store's loop."""
+    """Runs what makes a coroutine on the store's loop."""
     return store._runtime.run(work)
 
 
@@ -32,11 +32,12 @@ def test_same_name_is_the_same_store_and_other_words_are_a_disagreement() -> Non
     def work(store: KVStore) -> None:
         worker, client = store._core.worker, store._core.client
         words = StoreConfig("dist_sync", "arrival", "sum")
-        assert on_loop(store, worker.open_store("default", words)) is client
-        other = on_loop(store, worker.open_store("other", words))
+        assert on_loop(store, lambda: worker.open_store("default", words)) is client
+        other = on_loop(store, lambda: worker.open_store("other", words))
         assert other.number != client.number
         with pytest.raises(Disagreement, match="default"):
-            on_loop(store, worker.open_store("default", StoreConfig("dist_sync", "rank", "sum")))
+            others = StoreConfig("dist_sync", "rank", "sum")
+            on_loop(store, lambda: worker.open_store("default", others))
         store.barrier()
 
     on_cluster(work)
@@ -50,9 +51,9 @@ def test_look_up_learns_all_keys_or_none() -> None:
         store.barrier()
         if store.rank == 1:
             with pytest.raises(UnknownKey, match="'c'"):
-                on_loop(store, worker.look_up(client, ["a", "c"]))
+                on_loop(store, lambda: worker.look_up(client, ["a", "c"]))
             assert not client.keys
-            on_loop(store, worker.look_up(client, ["a", "b"]))
+            on_loop(store, lambda: worker.look_up(client, ["a", "b"]))
             assert set(client.keys) == {"a", "b"}
         store.barrier()
 
@@ -144,7 +145,7 @@ def test_memory_that_was_taken_back_is_not_written_and_the_push_counts(
         if store.rank == 0:
             value = np.ones(size, "f4")
             handle = store.pushpull("w", value, async_op=True)
-            on_loop(store, store._core.let_go(handle._call))
+            on_loop(store, lambda: store._core.let_go(handle._call))
             value[:] = -7
             given_back.set()
             assert np.all(store.pull("w") == 11)

@@ -113,8 +113,8 @@ def test_optimizer_is_refused_while_somebody_has_joined() -> None:
     (answer,) = answers(stores.handle(0, 5, JoinStore(1)))
     assert (answer.rank, answer.request) == (1, 4)
     assert isinstance(answer.message, ErrorInfo)
-    assert "have joined: 0" in answer.message.message
-    with pytest.raises(ClusterError, match="have joined: 0"):
+    assert "have joined, which nobody waits for: 0" in answer.message.message
+    with pytest.raises(ClusterError, match="have joined, which nobody waits for: 0"):
         stores.handle(1, 5, words)
     obey(stores, stores.handle(1, 6, JoinStore(1)))
     assert stores.handle(0, 7, words) == []

@@ -91,6 +91,7 @@ class MeetingMachine(RuleBasedStateMachine):
         assert not self.waiting
         self.meeting.all_back(self.live)
         self.resting.clear()
+        self.broken.clear()
         self.came = dict.fromkeys(self.live, max(self.came.values()))
 
     def _forget(self, rank: int) -> None:

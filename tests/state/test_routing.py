@@ -19,6 +19,7 @@ from asyncps.errors import (
     WorkerLost,
 )
 from asyncps.protocol.messages import KeySpec, Piece
+from asyncps.state import keyspecs
 from asyncps.state import routing as module
 from asyncps.state.keyspecs import size_of
 from asyncps.state.routing import Routing
@@ -237,7 +238,8 @@ def test_key_twice_in_one_call_is_refused() -> None:
 
 
 def test_store_has_a_largest_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_KEYS", 3)
+    for each in (module, keyspecs):
+        monkeypatch.setattr(each, "MAX_KEYS", 3)
     routing = table()
     routing.declare([spec("a", 1), spec("b", 1)])
     with pytest.raises(ConfigError):

@@ -96,7 +96,7 @@ class Call:
         """Return what the verb returns, or raise why it failed; once ended."""
         self.op.observed = True
         if self.op.error is not None:
-            raise self.op.error
+            raise self.op.error.with_traceback(None)
         if self.incoming is None:
             return None
         return self.incoming.arrays if self._listed else self.incoming.arrays[0]

@@ -27,9 +27,9 @@ def named(ended: m.Ended, workers: Sequence[Node]) -> list[Node]:
     """
     return [
         node for node in workers
-        if node.member.hostname == ended.hostname and (
+        if node.member.hostname == ended.hostname and ended.rank in (None, node.rank) and (
             node.member.pid == ended.pid
-            or (node.rank == ended.rank and (node.ending is not None or node.link is None))
+            or (ended.rank is not None and (node.ending is not None or node.link is None))
         )
     ]
 

@@ -49,7 +49,9 @@ def test_killed_worker_is_named_by_the_survivors(processes: ProcessGroup) -> Non
         assert worker.wait(LIMIT_S) == 1
     for member in (*servers, scheduler):
         assert member.wait(LIMIT_S) == 1
-        assert "WorkerLost: worker 1" in member.output
+    for server in servers:
+        assert "WorkerLost: worker 1" in server.output
+    assert "ERROR: worker 1 @" in scheduler.output
 
 
 def test_launcher_tells_of_a_death_at_once(processes: ProcessGroup) -> None:

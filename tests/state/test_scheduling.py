@@ -36,6 +36,8 @@ from asyncps.protocol.messages import (
     Declare,
     Died,
     Done,
+    Ended,
+    Ending,
     ErrorInfo,
     Install,
     Join,
@@ -1007,17 +1009,40 @@ class Scheduler(RuleBasedStateMachine):
             self.left.add(worker.rank)
             self.request(worker, Leave())
 
+    @rule(data=st.data(), direct=st.booleans(), rarely=st.integers(0, 2), cut=st.booleans())
+    def end(self, data: st.DataObject, direct: bool, rarely: int, cut: bool) -> None:
+        """A worker's process ends, and whoever reaps it says with which code."""
+        worker = self.pick(data, "worker")
+        if worker is None or not worker.ready or worker.gone or self.stops:
+            return
+        lives = self.running and self.loss_at is None
+        self.request(worker, Ending(direct))
+        if cut and worker.link is not None and not self.stops:
+            link, worker.link = worker.link, None
+            del self.by_link[link]
+            self.run(self.state.closed(link, self.now))
+        if lives and (rarely or len(self.left) == 2):
+            worker.gone = True
+            self.left.add(worker.rank)
+            self.say_of(Ended(worker.rank, "h", 99, None))
+        else:
+            self.say_of(Ended(worker.rank, "h", 99, "exited with code 3"))
+
     @rule(place=st.integers(0, 4), rarely=st.integers(0, 4))
     def die(self, place: int, rarely: int) -> None:
-        if rarely or self.stops:
+        if not rarely:
+            self.say_of(Died(*self.places[place], "signal 9"))
+
+    def say_of(self, word: Message) -> None:
+        """What a launcher says."""
+        if self.stops:
             return
-        role, rank = self.places[place]
         link, self.next_link = self.next_link, self.next_link + 1
         self.by_link[link] = Process("launcher", 0)
         self.run(self.state.opened(link, "launcher", self.now))
         self.by_link[link].link = link
         self.by_link[link].next_request = 2
-        self.run(self.state.received(link, 1, 1, Died(role, rank, "signal 9"), self.now))
+        self.run(self.state.received(link, 1, 1, word, self.now))
 
     # what always holds
 

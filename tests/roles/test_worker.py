@@ -35,8 +35,8 @@ def test_same_name_is_the_same_store_and_other_words_are_a_disagreement() -> Non
         assert on_loop(store, lambda: worker.open_store("default", words)) is client
         other = on_loop(store, lambda: worker.open_store("other", words))
         assert other.number != client.number
+        others = StoreConfig("dist_sync", "rank", "sum")
         with pytest.raises(Disagreement, match="default"):
-            others = StoreConfig("dist_sync", "rank", "sum")
             on_loop(store, lambda: worker.open_store("default", others))
         store.barrier()
 

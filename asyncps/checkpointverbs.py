@@ -117,7 +117,9 @@ def _carry_out(core: Core, verb: Any, path: Path, *, weights: bool) -> Coroutine
     core.check_open()
     given: Any = path
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
-        raise ConfigError("a checkpoint stands at a path", expected="a str or a Path",
+        raise ConfigError("a checkpoint stands in a directory", expected="a str or a Path",
                           got=type(path).__name__)
+    if "\0" in os.fspath(given) or not os.fspath(given):
+        raise ConfigError("no name of a directory", expected="a path", got=repr(given))
     work: Coroutine[Any, Any, None] = verb(core.worker, core.client, path, weights=weights)
     return work

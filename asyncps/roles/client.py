@@ -69,6 +69,7 @@ class Client(Directory):
         self.closed = False
         self.still = ""  # the verb that saves or loads the store, while nothing may change it
         self.joining: asyncio.Future[int] | None = None  # this worker has joined, all have not
+        self.given_up: asyncio.Future[int] | None = None  # a join whose end nobody has heard
         self.joins = 0  # how often all have
         self._now = now
 

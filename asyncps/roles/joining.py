@@ -47,11 +47,16 @@ async def join(worker: Worker, client: Client, ask: Ask) -> int:
     Raises:
         AsyncPSError: A push failed, and this worker has not joined; or the cluster failed.
     """
-    if client.joining is None:
-        client.joining = asyncio.get_running_loop().create_future()
-        worker.node.spawn(_carry(worker, client, client.joining, ask),
+    joining, client.given_up = client.given_up or client.joining, None
+    if joining is None:
+        joining = client.joining = asyncio.get_running_loop().create_future()
+        worker.node.spawn(_carry(worker, client, joining, ask),
                           f"the join of worker {worker.node.rank}")
-    return await asyncio.shield(client.joining)
+    try:
+        return await asyncio.shield(joining)
+    except asyncio.CancelledError:
+        client.given_up = joining
+        raise
 
 
 def joined_error(verb: str) -> ClusterError:

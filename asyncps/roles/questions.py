@@ -37,16 +37,16 @@ class Questions:
         self._config = config
         self._node = node
         self._asked: dict[
-            tuple[type, int], tuple[messages.Message, asyncio.Future[AnyMessage] | None]
-        ] = {}
+            tuple[type, int], tuple[messages.Message, asyncio.Future[AnyMessage]]
+        ] = {}  # whose answers nobody has taken
 
     async def ask(
         self, message: messages.Message, tail: str, *, limit_s: float | None = None
     ) -> AnyMessage:
         """Ask something that waits for others.
 
-        A question whose deadline passed stays asked, for it is counted; the same question again
-        waits for the same answer.
+        A question whose deadline passed, or whose caller gave up, stays asked, for it is counted;
+        the same question again gets the same answer, also one that has come meanwhile.
 
         Args:
             message: The question.
@@ -67,11 +67,11 @@ class Questions:
                 {asking}, timeout=min(left_s, self._config.round_warning_s)
             )
             if done:
-                return asking.result()
+                return self._take(asking)
             over = loop.time() - began >= limit_s
             whom = await self._whom(message)
             if asking.done():
-                return asking.result()
+                return self._take(asking)
             if over:
                 raise DeadlineExceeded(f"waited {limit_s:g} s for {whom} {tail}")
             log.warning("worker %d has waited %.0f s for %s %s", self._node.rank,
@@ -83,7 +83,10 @@ class Questions:
         """Ask, and put the answer where it is waited for."""
         try:
             answer = await self._node.ask(message)
-        except AsyncPSError as error:
+        except Exception as error:
+            if not isinstance(error, AsyncPSError):
+                log.exception("a question failed")
+                error = AsyncPSError(f"a question failed: {error!r}")
             asking.set_exception(error)
             asking.exception()  # it may be that nobody waits any more
         else:
@@ -91,15 +94,24 @@ class Questions:
 
     def _begin(self, message: messages.Message) -> asyncio.Future[AnyMessage]:
         kind = (type(message), getattr(message, "store", 0))
-        asked, asking = self._asked.get(kind, (message, None))
-        if asking is None or asking.done():
-            asking = asyncio.get_running_loop().create_future()
-            self._asked[kind] = (message, asking)
-            self._node.spawn(self.carry(message, asking), f"a question of worker {self._node.rank}")
-        elif asked != message:
-            raise ConfigError("an earlier call of this kind still waits for the others",
-                              expected=asked, got=message)
+        if kind in self._asked:
+            asked, asking = self._asked[kind]
+            # A Word is said once for each save: the answer to an earlier one tells of that.
+            if asked == message and not (asking.done() and isinstance(message, messages.Word)):
+                return asking
+            if not asking.done():
+                raise ConfigError("an earlier call of this kind still waits for the others",
+                                  expected=asked, got=message)
+        asking = asyncio.get_running_loop().create_future()
+        self._asked[kind] = (message, asking)
+        self._node.spawn(self.carry(message, asking), f"a question of worker {self._node.rank}")
         return asking
+
+    def _take(self, asking: asyncio.Future[AnyMessage]) -> AnyMessage:
+        """Return an answer, or raise it; the next question of its kind is a new one."""
+        for kind in [kind for kind, (_, other) in self._asked.items() if other is asking]:
+            del self._asked[kind]
+        return asking.result()
 
     async def _whom(self, message: messages.Message) -> str:
         question = messages.AskAbsent(getattr(message, "store", 0), _WHAT[type(message)])

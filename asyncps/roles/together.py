@@ -90,7 +90,8 @@ def _still(client: Client, verb: str) -> Iterator[None]:
 
 async def _come(worker: Worker, client: Client, verb: str, path: Path) -> int:
     """Wait until all have come with these words; return who leads."""
-    message = messages.Together(client.number, verb, os.fspath(path))
+    text = os.fsencode(path).decode(errors="backslashreplace")  # messages are Unicode
+    message = messages.Together(client.number, verb, text)
     answer = await worker.questions.ask(message, f"to {verb}")
     assert isinstance(answer, Said)
     return answer.leader

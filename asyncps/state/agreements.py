@@ -187,7 +187,7 @@ class Stores:
             complete, more = depart(store.optimizer, rank)
             for generation in complete:
                 actions += self._agree(store, generation)
-            complete, cut = store.together.leave(rank)
+            complete, cut = store.together.leave(rank, lost)
             for generation in complete:
                 actions += _concluded(generation)
             more += cut

@@ -2,7 +2,8 @@
 
 The nth call of each worker belongs to generation n. Whoever leaves for good breaks what waits for
 it, and they hear of that. Who is lost while the job goes on, or rests since it has no more data, is
-waited for no longer, and breaks nothing.
+waited for no longer, and breaks nothing; but a save or load that a lost worker was part of has
+failed, and `leave` says why.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Meeting:
         self._members = set(members)  # who is waited for
         self._came = dict.fromkeys(self._members, 0)
         self._open: dict[int, list[Call]] = {}
-        self._broken: list[tuple[range, int]] = []  # generations that wait for who left, and who
+        self._broken: list[tuple[range, ClusterError]] = []  # generations that wait for who left
 
     def come(self, rank: int, request: int, words: Words) -> list[Call] | None:
         """A worker calls; returns the calls of its generation, by rank, if it was the last.
@@ -43,14 +44,21 @@ class Meeting:
         """
         generation = self._came[rank]
         self._came[rank] = generation + 1
-        for generations, leaver in self._broken:
+        for generations, why in self._broken:
             if generation in generations:
-                raise left_error(leaver)
+                raise why
         self._open.setdefault(generation, []).append(Call(rank, request, words))
         return self._take_if_complete(generation)
 
-    def leave(self, rank: int) -> tuple[list[list[Call]], list[Call]]:
-        """A worker leaves: returns the generations this completes, and the calls it breaks."""
+    def leave(
+        self, rank: int, why: ClusterError | None = None
+    ) -> tuple[list[list[Call]], list[Call]]:
+        """A worker leaves: returns the generations this completes, and the calls it breaks.
+
+        Args:
+            rank: Who.
+            why: What those hear who wait for it; default that it has left.
+        """
         if rank not in self._members:
             return self.lose(rank)
         self._members.discard(rank)
@@ -61,7 +69,7 @@ class Meeting:
                 broken += self._open.pop(generation)
         furthest = max(self._came.values(), default=0)
         if furthest > came:
-            self._broken.append((range(came, furthest), rank))
+            self._broken.append((range(came, furthest), why or left_error(rank)))
         return self._without(rank), broken
 
     def lose(self, rank: int) -> tuple[list[list[Call]], list[Call]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from asyncps.errors import ClusterError
+from asyncps.errors import ClusterError, WorkerLost
 from asyncps.state.meetings import Call, Meeting
 
 
@@ -114,3 +115,12 @@ def test_what_is_given_up_is_open_no_longer() -> None:
     meeting.come(1, 7, None)
     assert [(call.rank, call.request) for call in meeting.break_open()] == [(0, 1), (1, 7), (0, 2)]
     assert meeting.missing() == []
+
+
+def test_who_comes_too_late_for_a_lost_worker_hears_of_the_loss() -> None:
+    meeting, lost = Meeting(range(3)), WorkerLost("worker 1 is lost", rank=1)
+    meeting.come(0, 1, None)
+    _, broken = meeting.leave(1, lost)
+    assert [call.rank for call in broken] == [0]
+    with pytest.raises(WorkerLost):
+        meeting.come(2, 1, None)

@@ -322,7 +322,7 @@ _process_lock = threading.Lock()
 def _checked(
     type: str, name: str, options: dict[str, Any], base: Config | None = None
 ) -> tuple[str, StoreConfig, Config]:
-    """Check type, name and options of a store; return type, what workers must agree on, settings."""
+    """Check what a store is asked for by; return type, what workers must agree on, settings."""
     there, later = ", ".join((*LOCAL_TYPES, *DIST_TYPES)), ", ".join(LATER_TYPES)
     if type in LATER_TYPES:
         raise NotYetError(f"store type {type!r} is not there yet", expected=there, got=type)

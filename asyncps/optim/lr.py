@@ -131,7 +131,8 @@ def _value(name: str, word: str, value: Any) -> Any:
         raise OptimizerError(f"schedule {name} needs {word}", got="nothing")
     if word == "warmup_mode":
         if value not in _MODES:
-            raise OptimizerError("unknown warmup_mode", expected=", ".join(_MODES), got=shown(value))
+            raise OptimizerError("unknown warmup_mode", expected=", ".join(_MODES),
+                                 got=shown(value))
         return value
     if word == "step" and name == "multistep":
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:

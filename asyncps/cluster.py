@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from asyncps import optim
-from asyncps.config import Config, in_cluster
+from asyncps.config import Config, in_cluster, refuse_unknown
 from asyncps.core import Core
 from asyncps.embedded import Scope, embed, embed_alone, embedded_config
 from asyncps.errors import ConfigError, NotYetError
@@ -24,6 +24,7 @@ from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.worker import Worker
 from asyncps.state.agreements import MAX_STALENESS
 from asyncps.transport.network import Network, TcpNetwork
+from asyncps.values import check_name
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ def create(type: str = "local", *, name: str = "default", **options: Any) -> KVS
         NotYetError: A documented one that this version does not have.
         RendezvousTimeout: Not everybody came.
     """
-    kind, store, settings = _checked(type, options)
+    kind, store, settings = _checked(type, name, options)
     if kind in LOCAL_TYPES:
         return LocalStore(kind, reduce=store.reduce, multi_precision=store.multi_precision)
     with _process_lock:
@@ -87,7 +88,7 @@ class connect:
     """
 
     def __init__(self, type: str = "dist_sync", *, name: str = "default", **options: Any) -> None:
-        kind, self._store, self._settings = _checked(type, options)
+        kind, self._store, self._settings = _checked(type, name, options)
         if kind in LOCAL_TYPES:
             raise ConfigError("a local store has nothing to await", expected="asyncps.create")
         self._name = name
@@ -144,7 +145,7 @@ class LocalCluster:
     ) -> None:
         if transport not in ("memory", "tcp"):
             raise ConfigError("unknown transport", expected="memory or tcp", got=repr(transport))
-        _refuse_unknown(settings, ())
+        refuse_unknown(settings, ())
         self._config = embedded_config(Config.from_env({}, **settings), servers, workers)
         self._transport = transport
         self._runtime: Runtime | None = None
@@ -183,7 +184,7 @@ class LocalCluster:
         if self._ran:
             raise ConfigError("run may be called once: its workers have left the cluster",
                               expected="a new LocalCluster")
-        kind, store, settings = _checked(type, options, self._config)
+        kind, store, settings = _checked(type, name, options, self._config)
         if kind in LOCAL_TYPES:
             raise ConfigError("a cluster has no local stores", expected=", ".join(DIST_TYPES),
                               got=kind)
@@ -219,6 +220,7 @@ class LocalCluster:
         runtime, scope, network = self._runtime, self._scope, self._network
         if runtime is None or scope is None or network is None:
             raise ConfigError("the cluster is not running", expected="with LocalCluster(...)")
+        check_name(name)
         config = (settings or self._config).replace(role="worker", rank=rank)
         wanted = store or agreement("dist_sync", "arrival", "sum")
 
@@ -318,15 +320,16 @@ _process_lock = threading.Lock()
 
 
 def _checked(
-    type: str, options: dict[str, Any], base: Config | None = None
+    type: str, name: str, options: dict[str, Any], base: Config | None = None
 ) -> tuple[str, StoreConfig, Config]:
-    """Check a store type and its options; return type, what workers must agree on, settings."""
+    """Check what a store is asked for by; return type, what workers must agree on, settings."""
     there, later = ", ".join((*LOCAL_TYPES, *DIST_TYPES)), ", ".join(LATER_TYPES)
     if type in LATER_TYPES:
         raise NotYetError(f"store type {type!r} is not there yet", expected=there, got=type)
     if type not in (*LOCAL_TYPES, *DIST_TYPES):
         raise ConfigError("unknown store type", expected=f"{there} (not there yet: {later})",
                           got=repr(type))
+    check_name(name)
     options = dict(options)
     order = options.pop("order", "arrival")
     reduce = options.pop("reduce", "sum")
@@ -345,7 +348,7 @@ def _checked(
     multi_precision = options.pop("multi_precision", False)
     if not isinstance(multi_precision, bool):
         raise ConfigError("multi_precision must be true or false", got=repr(multi_precision))
-    _refuse_unknown(options, ("order", "reduce", "staleness", "multi_precision"))
+    refuse_unknown(options, ("order", "reduce", "staleness", "multi_precision"))
     settings = base.replace(**options) if base else Config.from_env(**options)
     if settings.imports:
         optim.import_modules(settings.imports)
@@ -354,13 +357,6 @@ def _checked(
                           f"python -m asyncps {settings.role}", expected="a worker",
                           got=settings.role)
     return kind, agreement(kind, order, reduce, staleness, multi_precision), settings
-
-
-def _refuse_unknown(options: dict[str, Any], others: tuple[str, ...]) -> None:
-    unknown = sorted(set(options) - set(Config.__dataclass_fields__))
-    if unknown:
-        raise ConfigError("unknown option: " + ", ".join(unknown),
-                          expected=", ".join((*others, *Config.__dataclass_fields__)))
 
 
 def _names_cluster(options: dict[str, Any]) -> bool:

@@ -266,3 +266,19 @@ def _add_dmlc(values: dict[str, Any], env: Mapping[str, str]) -> None:
             if not env[name].isdecimal():
                 raise ConfigError(f"{name} must be a whole number", got=repr(env[name]))
             values["rank"] = int(env[name])
+
+
+def refuse_unknown(options: Mapping[str, Any], others: tuple[str, ...]) -> None:
+    """Refuse keyword arguments that are no setting.
+
+    Args:
+        options: As they were given.
+        others: What may be given besides, for the message.
+
+    Raises:
+        ConfigError: There is one; the known ones are listed.
+    """
+    unknown = sorted(set(options) - set(Config.__dataclass_fields__))
+    if unknown:
+        raise ConfigError("unknown option: " + ", ".join(unknown),
+                          expected=", ".join((*others, *Config.__dataclass_fields__)))

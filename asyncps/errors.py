@@ -9,6 +9,29 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def shown(value: object, most: int = 200) -> str:
+    """Return the repr of something of the user's, cut to `most` characters, for a message.
+
+    Its repr may raise (an integer of thousands of digits does), or be no text that can travel.
+    """
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - the message tells another mistake
+        return f"a {type(value).__name__} that cannot be shown"
+    return text[:most].encode("utf-8", "backslashreplace").decode()
+
+
+def is_text(value: object) -> bool:
+    """Tell whether something is a str that can travel: one without lone surrogates."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class AsyncPSError(Exception):
     """Root of all errors of asyncps.
 

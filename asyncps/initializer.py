@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from asyncps.errors import ConfigError
+from asyncps.errors import ConfigError, shown
 
 __all__ = ["Constant", "Initializer", "Normal", "One", "Uniform", "Zero"]
 
 _SEEDS = 1 << 64
+_WHOLE = 1 << 63
 
 
 class Zero(msgspec.Struct, frozen=True, tag="zero"):
@@ -32,20 +33,20 @@ class Constant(msgspec.Struct, frozen=True, tag="constant"):
     """Rows of one number, rounded to the dtype of the table.
 
     Args:
-        value: Any finite number; for a table of integers a whole one that its dtype holds.
+        value: Any finite number that the table's dtype holds, for integers a whole one.
     """
 
-    value: float
+    value: int | float  # of int64 tables too: a float cannot tell large whole numbers apart
 
     def __post_init__(self) -> None:
-        _check_number("value", self.value)
+        _set_number(self, "value")
 
 
 class Uniform(msgspec.Struct, frozen=True, tag="uniform"):
     """Rows of random numbers, evenly spread over (-scale, scale).
 
     Args:
-        scale: Finite, at least 0.
+        scale: Finite, at least 0; the table's dtype holds it.
         seed: 0 to 2**64 - 1; tables of other keys differ without one.
     """
 
@@ -53,7 +54,7 @@ class Uniform(msgspec.Struct, frozen=True, tag="uniform"):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_number("scale", self.scale, at_least=0.0)
+        _set_number(self, "scale", at_least=0.0)
         _check_seed(self.seed)
 
 
@@ -61,7 +62,7 @@ class Normal(msgspec.Struct, frozen=True, tag="normal"):
     """Rows of random numbers of the normal distribution with mean 0.
 
     Args:
-        sigma: The standard deviation, finite, at least 0.
+        sigma: The standard deviation, finite, at least 0; the table's dtype holds 6.4 times that.
         seed: 0 to 2**64 - 1; tables of other keys differ without one.
     """
 
@@ -69,22 +70,30 @@ class Normal(msgspec.Struct, frozen=True, tag="normal"):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_number("sigma", self.sigma, at_least=0.0)
+        _set_number(self, "sigma", at_least=0.0)
         _check_seed(self.seed)
 
 
 Initializer: TypeAlias = Zero | One | Constant | Uniform | Normal
 
 
-def _check_number(name: str, value: object, *, at_least: float = -math.inf) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < at_least:  # type: ignore[arg-type,operator]
+def _set_number(made: msgspec.Struct, name: str, *, at_least: float = -math.inf) -> None:
+    """Let a field be a plain float, or a Constant's int of 64 bits: other numbers do not travel."""
+    value = getattr(made, name)
+    try:
+        fits = (isinstance(value, (int, float)) and not isinstance(value, bool)
+                and math.isfinite(value) and value >= at_least)
+    except OverflowError:  # an int that is larger than all floats
+        fits = False
+    if not fits:
         bound = "" if at_least == -math.inf else f", at least {at_least:g}"
         raise ConfigError(f"an initializer's {name} cannot be that",
-                          expected=f"a finite number{bound}", got=repr(value))
+                          expected=f"a finite number{bound}", got=shown(value))
+    whole = name == "value" and isinstance(value, int) and -_WHOLE <= value < _WHOLE
+    msgspec.structs.force_setattr(made, name, int(value) if whole else float(value))
 
 
 def _check_seed(value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _SEEDS:
         raise ConfigError("an initializer's seed cannot be that",
-                          expected="a whole number from 0 to 2**64 - 1", got=repr(value))
+                          expected="a whole number from 0 to 2**64 - 1", got=shown(value))

@@ -13,8 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asyncps.errors import ConfigError, DtypeMismatch, KeyExists, ShapeMismatch, TensorError
+from asyncps.errors import (
+    ConfigError,
+    DtypeMismatch,
+    KeyExists,
+    ShapeMismatch,
+    TensorError,
+    is_text,
+    shown,
+)
 from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
+from asyncps.state.agreements import MAX_NAME
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import NotNumbers, to_host
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
@@ -48,7 +57,7 @@ def as_key(key: object) -> Key:
             return number
     if isinstance(key, str):
         return str(key)
-    raise ConfigError("a key is a str or a 64-bit int", got=repr(key))
+    raise ConfigError("a key is a str or a 64-bit int", got=shown(key))
 
 
 def as_keys(keys: object) -> tuple[tuple[Key, ...], bool]:
@@ -79,11 +88,19 @@ def check_text(keys: Sequence[Key]) -> None:
         ConfigError: There is one.
     """
     for key in keys:
-        if isinstance(key, str) and not key.isascii():
-            try:
-                key.encode()
-            except UnicodeEncodeError:
-                raise ConfigError("a key that is no Unicode text", got=repr(key)) from None
+        if isinstance(key, str) and not key.isascii() and not is_text(key):
+            raise ConfigError("a key that is no Unicode text", got=shown(key))
+
+
+def check_name(name: object) -> None:
+    """Refuse what cannot be the name of a store.
+
+    Raises:
+        ConfigError: It is no text of 1 to 1024 characters, or has no UTF-8 form.
+    """
+    if not is_text(name) or not 0 < len(str(name)) <= MAX_NAME:
+        raise ConfigError("the name of a store cannot be that", got=shown(name),
+                          expected=f"text of 1 to {MAX_NAME} characters")
 
 
 def as_priority(priority: object) -> int:
@@ -94,7 +111,7 @@ def as_priority(priority: object) -> int:
     """
     if isinstance(priority, (int, np.integer)) and -(1 << 31) <= priority < 1 << 31:
         return int(priority)
-    raise ConfigError("a priority is a 32-bit integer", got=repr(priority))
+    raise ConfigError("a priority is a 32-bit integer", got=shown(priority))
 
 
 def as_values(count: int, values: object, listed: bool) -> Sequence[Any]:

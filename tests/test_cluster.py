@@ -293,3 +293,17 @@ def test_settings_may_be_given_by_name() -> None:
         store.pull("w")
     assert Config.from_env().chunk_bytes != 65536
     assert "ASYNCPS_CHUNK_BYTES" not in os.environ
+
+
+@pytest.mark.parametrize("name", ["\udcff", "", "n" * 1025, None, 5], ids=ascii)
+def test_name_of_a_store_is_text_that_can_travel(name: Any) -> None:
+    for kind in ("local", "dist_sync"):
+        with pytest.raises(ConfigError, match="text of 1 to 1024 characters"):
+            asyncps.create(kind, name=name)
+    with pytest.raises(ConfigError, match="text of 1 to 1024 characters"):
+        asyncps.connect(name=name)
+    with asyncps.LocalCluster() as cluster:
+        for open_it in (lambda: cluster.run(print, name=name), lambda: cluster.store(0, name)):
+            with pytest.raises(ConfigError, match="text of 1 to 1024 characters"):
+                open_it()
+        assert cluster.run(lambda store: store.num_workers) == [1]

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from asyncps import errors
-from asyncps.errors import AsyncPSError, UnknownKey, class_of_code
+from asyncps.errors import AsyncPSError, OptimizerError, UnknownKey, class_of_code, shown
 from asyncps.protocol import messages
 
 CLASSES = [
@@ -64,3 +64,29 @@ def test_text_names_what_is_known_and_nothing_else() -> None:
 
 def test_only_a_lost_connection_is_retriable() -> None:
     assert [kind for kind in CLASSES if kind.retriable] == [errors.ConnectionLost]
+
+
+def test_what_users_code_says_without_a_utf_8_form_crosses_the_wire_escaped() -> None:
+    error = OptimizerError("not \udcff", expected="a \udcfe", got="b \udcfd")
+    packed = messages.encode(messages.error_to_wire(error))
+    found = messages.decode(packed)
+    assert isinstance(found, messages.ErrorInfo)
+    assert (found.message, found.expected, found.got) == (
+        r"not \udcff", r"a \udcfe", r"b \udcfd")
+
+
+def test_anything_is_shown() -> None:
+    class Shy:
+        def __init__(self, said: str | None) -> None:
+            self.said = said
+
+        def __repr__(self) -> str:
+            if self.said is None:
+                raise RuntimeError("nothing to say")
+            return self.said
+
+    assert shown("w") == "'w'"
+    assert shown([0] * 1000, 5) == "[0, 0"
+    assert shown(Shy("\udcff")) == r"\udcff"
+    assert shown(Shy(None)) == "a Shy that cannot be shown"
+    assert shown(10**5000) == "a int that cannot be shown"

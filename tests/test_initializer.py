@@ -36,6 +36,8 @@ def test_they_cross_the_wire_and_are_equal_there(what: Initializer) -> None:
     lambda: Constant(float("nan")), lambda: Constant("1"), lambda: Uniform(-0.1),
     lambda: Uniform(float("inf")), lambda: Normal(-1), lambda: Normal(1, seed=-1),
     lambda: Normal(1, seed=2**64), lambda: Uniform(1, seed=1.5), lambda: Normal(True),
+    lambda: Constant(10**400), lambda: Constant(-(10**5000)), lambda: Uniform(10**400),
+    lambda: Normal(10**5000), lambda: Normal(1, seed=10**5000),
 ])  # fmt: skip
 def test_numbers_that_cannot_be_right_are_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match="expected"):
@@ -67,6 +69,45 @@ def test_integers_want_whole_numbers_that_they_hold(what: Initializer) -> None:
     with pytest.raises(ConfigError, match="uint8"):
         firstrows.check_usable(what, by_name("uint8"))
     firstrows.check_usable(what, by_name("float16"))
+
+
+@pytest.mark.parametrize(("what", "holds", "refuses"), [
+    (Constant(1e300), "float64", "float32"), (Constant(-1e300), "float64", "float32"),
+    (Uniform(1e300), "float64", "float32"), (Normal(1e300), "float64", "float32"),
+    (Constant(65504), "float16", ""), (Constant(65520), "bfloat16", "float16"),
+    (Uniform(65504.0), "float16", ""), (Uniform(1e5), "bfloat16", "float16"),
+    (Normal(10_000.0), "float16", ""), (Normal(60_000.0), "float32", "float16"),
+    (Constant(10**300), "float64", "bfloat16"), (Normal(1e308), "", "float64"),
+    (Constant(2**63 - 1), "int64", "int32"), (Constant(2.0**63), "float32", "int64"),
+    (Constant(-(2**63)), "int64", "int32"), (Constant(2**64), "float32", "int64"),
+], ids=str)  # fmt: skip
+def test_numbers_beyond_the_dtype_are_refused(what: Any, holds: str, refuses: str) -> None:
+    """The largest f16 is 65504; from 65520 on numbers are rounded to infinity."""
+    if holds:
+        firstrows.check_usable(what, by_name(holds))
+        assert np.isfinite(rows_of(what, holds, ids=range(1000)).astype(float)).all()
+    if refuses:
+        with pytest.raises(ConfigError, match=refuses):
+            firstrows.check_usable(what, by_name(refuses))
+
+
+@pytest.mark.parametrize("number", [
+    np.float64(0.5), 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 10**300, 7, True + 1,
+], ids=str)  # fmt: skip
+def test_any_number_that_is_taken_travels_as_it_is(number: Any) -> None:
+    for made in (Constant(number), Normal(abs(number)), Uniform(abs(number))):
+        there = msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Initializer)
+        assert there == made
+    assert Constant(number).value == (number if abs(number) < 2**63 else float(number))
+
+
+@pytest.mark.parametrize("kind", ["local", "dist_sync"])
+def test_whole_numbers_are_exact_on_a_cluster_too(kind: str) -> None:
+    with asyncps.create(kind) as store:
+        store.init("t", Constant(2**63 - 1), shape=(3,), dtype="i8")
+        assert store.row_sparse_pull("t", [1]).values.tolist() == [2**63 - 1]
+        with pytest.raises(ConfigError, match="beyond float32"):
+            store.init("u", Normal(1e300), shape=(3,))
 
 
 @pytest.mark.parametrize("kind", [Uniform, Normal])

@@ -79,6 +79,12 @@ def test_name_is_found_in_any_case_and_an_unknown_one_lists_the_known() -> None:
     ({"wd_mult": {True: 1.0}}, "int or str, got True"),
     ({"wd_mult": [["w", 1.0], ["w", 2.0]]}, "each key once"),
     ({"wd_mult": ["www"]}, "wd_mult must be a dict"),
+    ({"lr_mult": {"\udcff": 1.0}}, r"int or str, got '\\udcff'"),
+    ({"lr_mult": {2**70: 1.0}}, f"int or str, got {2**70}"),
+    ({"wd_mult": {10**5000: 1.0}}, "got a int that cannot be shown"),
+    ({"lr_mult": {1: 10**5000}}, "must be a number.*that cannot be shown"),
+    ({"lr": 10**5000}, "must be a number.*that cannot be shown"),
+    ({"lr": {"schedule": "step", "step": 10**5000}}, "step is out of range.*cannot be shown"),
 ])  # fmt: skip
 def test_hyper_parameter_that_cannot_be_is_refused(hyper: dict[str, Any], words: str) -> None:
     with pytest.raises(OptimizerError, match=words):
@@ -203,3 +209,12 @@ def test_module_that_cannot_be_imported_is_told_when_its_optimizer_is_missing(
         optim.import_modules("broken_optimizers")
     with pytest.raises(OptimizerError, match=r"unknown optimizer \("):
         optim.by_name("mine")
+
+
+@pytest.mark.parametrize("name", ["\udcff", "", "n" * 1025, 5], ids=ascii)
+def test_a_name_that_cannot_travel_is_refused_where_it_is_made(name: Any) -> None:
+    before = dict(optim.REGISTRY)
+    for words in ({"name": name}, {"defaults": {name: 1.0}}):
+        with pytest.raises(OptimizerError, match="text of 1 to 1024 characters"):
+            type("Nameless", (optim.Optimizer,), words)
+    assert before == optim.REGISTRY

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from asyncps.errors import OptimizerError
+from asyncps.errors import OptimizerError, is_text, shown
 from asyncps.optim import lr
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ _DECAYS = frozenset({"beta1", "beta2", "gamma1"})
 _NOT_NEGATIVE = frozenset({"lamda1"})
 # None, or a negative number, means that there is none.
 _BOUNDS = frozenset({"clip_gradient", "clip_weights", "lower_bound", "upper_bound"})
+_LARGEST_KEY = 1 << 63
+_MOST_LETTERS = 1024  # of a name, as the scheduler has it
 _FACTORS = {"lr_mult": "learning_rate", "wd_mult": "wd"}
 
 # Modules that could not be imported, with the reason: told when an optimizer is missing.
@@ -80,7 +82,7 @@ class Optimizer:
             kind, first = type(self), next(iter(self.defaults))
             raise OptimizerError(f"the hyper-parameters of {kind.__name__} are given by name",
                                  expected=f"{kind.__name__}({first}=...)",
-                                 got=repr(unnamed[0])[:200])
+                                 got=shown(unnamed[0]))
         self.hyper: dict[str, Any] = {**_plain(self.defaults), **checked(type(self), hyper)}
 
     def __init_subclass__(cls, builtin: bool = False, **words: Any) -> None:
@@ -88,6 +90,11 @@ class Optimizer:
         cls.builtin = builtin
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+        for what, word in (("an optimizer", cls.name),
+                           *(("a hyper-parameter", word) for word in cls.defaults)):
+            if not is_text(word) or not 0 < len(word) <= _MOST_LETTERS:
+                raise OptimizerError(f"a name of {what} cannot be that", got=shown(word),
+                                     expected=f"text of 1 to {_MOST_LETTERS} characters")
         before = REGISTRY.get(cls.name)
         if before is not None and before.builtin:
             raise OptimizerError("an optimizer of that name exists", got=cls.name,
@@ -149,7 +156,7 @@ def resolve(optimizer: str | Optimizer, hyper: Mapping[str, Any]) -> Optimizer:
         return optimizer
     if not isinstance(optimizer, str):
         raise OptimizerError("an optimizer is a name or an object of asyncps.optim",
-                             expected=", ".join(sorted(REGISTRY)), got=repr(optimizer)[:200])
+                             expected=", ".join(sorted(REGISTRY)), got=shown(optimizer))
     return by_name(optimizer)(**hyper)
 
 
@@ -211,16 +218,16 @@ def _value(name: str, value: Any, default: Any) -> Any:
         return lr.checked(value)
     if isinstance(default, bool):
         if not isinstance(value, bool):
-            raise OptimizerError(f"{name} must be true or false", got=repr(value))
+            raise OptimizerError(f"{name} must be true or false", got=shown(value))
         return value
     if name in _BOUNDS and value is None:
         return -1.0
     number = _number(name, value)
     if name in _DECAYS and not 0.0 <= number < 1.0:
         raise OptimizerError(f"{name} is out of range", expected="at least 0, below 1",
-                             got=repr(value))
+                             got=shown(value))
     if name in _NOT_NEGATIVE and number < 0:
-        raise OptimizerError(f"{name} is out of range", expected="at least 0", got=repr(value))
+        raise OptimizerError(f"{name} is out of range", expected="at least 0", got=shown(value))
     return number
 
 
@@ -233,24 +240,32 @@ def _factors(name: str, value: Any) -> list[list[Any]]:
     found: dict[Any, float] = {}
     try:
         for key, factor in pairs:
-            if isinstance(key, bool) or not isinstance(key, (int, str)) or key in found:
-                raise OptimizerError(f"{name} must have each key once", got=repr(key),
+            if not _is_key(key) or key in found:
+                raise OptimizerError(f"{name} must have each key once", got=shown(key),
                                      expected="keys of the store: int or str")
-            found[key] = _number(f"{name} of key {key!r}", factor)
+            found[key] = _number(f"{name} of key {shown(key)}", factor)
     except (TypeError, ValueError) as error:
         if isinstance(error, OptimizerError):
             raise
         raise OptimizerError(f"{name} must be a dict from key to factor",
-                             got=repr(value)[:200]) from None
+                             got=shown(value)) from None
     order = sorted(found, key=lambda key: (isinstance(key, str), key))
     return [[key, found[key]] for key in order]
+
+
+def _is_key(key: object) -> bool:
+    """Tell whether a store may have such a key: text that has a UTF-8 form, or 64 bits."""
+    if isinstance(key, str):
+        return is_text(key)
+    return (isinstance(key, int) and not isinstance(key, bool)
+            and -_LARGEST_KEY <= key < _LARGEST_KEY)
 
 
 def _number(name: str, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise OptimizerError(f"{name} must be a number", got=repr(value)) from None
+        raise OptimizerError(f"{name} must be a number", got=shown(value)) from None
     if not math.isfinite(number):
-        raise OptimizerError(f"{name} must be finite", got=repr(value))
+        raise OptimizerError(f"{name} must be finite", got=shown(value))
     return number

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncps.errors import OptimizerError
+from asyncps.errors import OptimizerError, shown
 
 __all__ = ["checked", "constant", "cosine", "multistep", "polynomial", "rate", "step"]
 
@@ -84,7 +84,7 @@ def checked(schedule: Mapping[str, Any]) -> Schedule:
     """
     name = schedule.get("schedule")
     if not isinstance(name, str) or name not in _SCHEDULES:
-        raise OptimizerError("unknown schedule of the learning rate", got=repr(name),
+        raise OptimizerError("unknown schedule of the learning rate", got=shown(name),
                              expected=", ".join(_SCHEDULES))
     defaults = {**_COMMON, **_SCHEDULES[name]}
     unknown = [word for word in schedule if word != "schedule" and word not in defaults]
@@ -131,17 +131,18 @@ def _value(name: str, word: str, value: Any) -> Any:
         raise OptimizerError(f"schedule {name} needs {word}", got="nothing")
     if word == "warmup_mode":
         if value not in _MODES:
-            raise OptimizerError("unknown warmup_mode", expected=", ".join(_MODES), got=repr(value))
+            raise OptimizerError("unknown warmup_mode", expected=", ".join(_MODES),
+                                 got=shown(value))
         return value
     if word == "step" and name == "multistep":
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
-            raise OptimizerError("step must be a list of numbers of updates", got=repr(value)[:200])
+            raise OptimizerError("step must be a list of numbers of updates", got=shown(value))
         if len(value) > _MOST_STEPS:
             raise OptimizerError("too many steps", expected=f"at most {_MOST_STEPS}",
                                  got=len(value))
         steps = [_whole(word, item, 1) for item in value]
         if any(b <= a for a, b in itertools.pairwise(steps)):
-            raise OptimizerError("the numbers of step must ascend", got=repr(value)[:200])
+            raise OptimizerError("the numbers of step must ascend", got=shown(value))
         return steps
     if word in ("step", "max_update"):
         return _whole(word, value, 1)
@@ -150,19 +151,20 @@ def _value(name: str, word: str, value: Any) -> Any:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise OptimizerError(f"{word} must be a number", got=repr(value)) from None
+        raise OptimizerError(f"{word} must be a number", got=shown(value)) from None
     if not math.isfinite(number) or (word == "pwr" and number < 0):
-        raise OptimizerError(f"{word} is out of range", got=repr(value))
+        raise OptimizerError(f"{word} is out of range", got=shown(value))
     if word == "factor" and not 0 < number <= 1:
         raise OptimizerError("factor is out of range", expected="above 0, at most 1",
-                             got=repr(value))
+                             got=shown(value))
     return number
 
 
 def _whole(word: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise OptimizerError(f"{word} must be a whole number", got=repr(value))
+        raise OptimizerError(f"{word} must be a whole number", got=shown(value))
     number = int(value)
     if not least <= number < 1 << 62:
-        raise OptimizerError(f"{word} is out of range", expected=f"at least {least}", got=number)
+        raise OptimizerError(f"{word} is out of range", expected=f"at least {least}, below 2**62",
+                             got=shown(number))
     return number

@@ -358,9 +358,16 @@ def decode(data: bytes | bytearray | memoryview) -> AnyMessage:
 def error_to_wire(error: AsyncPSError, host: str | None = None) -> ErrorInfo:
     """Pack an error for the peer that caused it, or that has to hear of it."""
     return ErrorInfo(
-        code=type(error).code, message=error.message, key=error.key, rank=error.rank,
-        host=error.host or host, expected=error.expected, got=error.got,
+        code=type(error).code, message=_text(error.message), key=error.key, rank=error.rank,
+        host=error.host or host,
+        expected=None if error.expected is None else _text(error.expected),
+        got=None if error.got is None else _text(error.got),
     )
+
+
+def _text(said: object) -> str:
+    """Return what users' code may have put into an error as text that can travel."""
+    return str(said).encode("utf-8", "backslashreplace").decode()
 
 
 def error_from_wire(info: ErrorInfo) -> AsyncPSError:

@@ -11,6 +11,8 @@ from asyncps.initializer import Constant, Initializer, Normal, One, Uniform, Zer
 from asyncps.tensor.dtypes import Array, Dtype, numpy_dtype
 from asyncps_ext import sparse_fill
 
+_SIGMAS = 6.4  # a random number of the normal distribution is never farther from 0
+
 
 def stream_of(seed: int, key: str | int) -> int:
     """Return the 64-bit number that stands for seed and key in every row's value.
@@ -27,16 +29,32 @@ def check_usable(initializer: Initializer, dtype: Dtype) -> None:
     """Refuse an initializer that cannot make values of a dtype.
 
     Raises:
-        ConfigError: Random numbers, or a number that is not exact, for integers.
+        ConfigError: Random numbers, or a number that is not exact, for integers; numbers that a
+            float dtype makes infinite.
     """
-    if dtype.is_float or isinstance(initializer, (Zero, One)):
+    if isinstance(initializer, (Zero, One)):
         return
+    if dtype.is_float:
+        with np.errstate(over="ignore"):
+            if np.isfinite(np.array(_largest(initializer)).astype(numpy_dtype(dtype.name))):
+                return
+        raise ConfigError(f"{initializer} is beyond {dtype.name}", got=initializer,
+                          expected=f"numbers that {dtype.name} holds")
     if isinstance(initializer, Constant) and initializer.value == int(initializer.value):
         info = np.iinfo(dtype.bits)
-        if info.min <= initializer.value <= info.max:
+        if info.min <= int(initializer.value) <= info.max:
             return
     raise ConfigError(f"{initializer} cannot make {dtype.name} rows",
                       expected="Zero, One, or a Constant that the dtype holds", got=initializer)
+
+
+def _largest(initializer: Constant | Uniform | Normal) -> float:
+    """Return the largest absolute value that there can be."""
+    if isinstance(initializer, Constant):
+        return abs(float(initializer.value))
+    if isinstance(initializer, Uniform):
+        return float(initializer.scale)
+    return initializer.sigma * _SIGMAS
 
 
 def write_rows(

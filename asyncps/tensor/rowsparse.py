@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from asyncps.errors import DtypeMismatch, ShapeMismatch, TensorError
+from asyncps.errors import DtypeMismatch, ShapeMismatch, TensorError, shown
 from asyncps.tensor.dtypes import Array, by_name, name_of
 from asyncps_ext import sparse
 
@@ -125,15 +126,16 @@ def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of a sparse array as ints.
 
     Raises:
-        ShapeMismatch: It has no dimension, or one that is negative, 2**63 or more.
+        ShapeMismatch: It has no dimension, or one that is no integer, negative, 2**63 or more.
     """
     try:
-        sizes = tuple(int(size) for size in shape if size == int(size))
-    except (TypeError, ValueError, OverflowError):
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
         sizes = ()
-    if not sizes or len(sizes) != len(shape) or min(sizes) < 0 or max(sizes) >= 1 << 63:
+    if not sizes or min(sizes) < 0 or max(sizes) >= 1 << 63:
         raise ShapeMismatch("not the shape of a sparse array",
-                            expected="one or more sizes of at least 0", got=repr(shape))
+                            expected="one or more whole sizes of at least 0",
+                            got=shown(shape))
     return sizes
 
 

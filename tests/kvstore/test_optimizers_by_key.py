@@ -261,3 +261,22 @@ def test_optimizer_of_the_users_own_moves_the_weights_and_its_failure_reaches_al
             assert np.all(store.pushpull(key, np.full(shapes[key], 5, "f4")) == 0)
 
     on_cluster(work, transport=transport)
+
+
+@pytest.mark.parametrize("key", ["\udcff", 2**70, -(2**63) - 1], ids=ascii)
+@pytest.mark.parametrize("kind", ["local", "dist_sync"])
+def test_factor_of_a_key_that_no_store_can_have_is_refused_at_the_caller(
+    kind: str, key: Any
+) -> None:
+    with asyncps.create(kind) as store:
+        store.init("w", np.zeros(3, "f4"))
+        store.set_optimizer("sgd", lr=1.0)
+        for words in ({"lr_mult": {key: 1.0}}, {"wd_mult": {key: 1.0}}):
+            with pytest.raises(OptimizerError, match="keys of the store"):
+                store.set_hyperparameters(**words)
+            with pytest.raises(OptimizerError, match="keys of the store"):
+                store.set_optimizer("sgd", **words)
+        with pytest.raises(OptimizerError, match="unknown optimizer"):
+            store.set_optimizer("\udcff")
+        store.push("w", np.ones(3, "f4"))
+        assert store.pull("w").tolist() == [-1, -1, -1]

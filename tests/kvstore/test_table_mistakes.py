@@ -64,6 +64,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], type[AsyncPSError], str]] = {
     "no shape": (lambda s: s.init("n", One()), ConfigError, "shape"),
     "a shape too many": (lambda s: s.init("n", np.ones(3, "f4"), shape=3), ConfigError, "shape"),
     "empty rows": (lambda s: s.init("n", One(), shape=(3, 0)), ShapeMismatch, "3, 0"),
+    "a float shape": (lambda s: s.init("n", One(), shape=(5.0, 2)), ShapeMismatch, "whole.*5.0"),
+    "a float size": (lambda s: s.init("n", One(), shape=5.0), ShapeMismatch, "whole.*5.0"),
     "no dtype": (lambda s: s.init("n", One(), shape=3, dtype="c8"), DtypeMismatch, "complex"),
     "random integers": (lambda s: s.init("n", Normal(), shape=3, dtype="i4"), ConfigError, "int32"),
 }

@@ -69,6 +69,10 @@ def test_from_pairs_is_named_to_who_repeats_a_row() -> None:
     ([], np.zeros((0, 2)), ()),
     ([], np.zeros((0, 2)), (-4, 2)),
     ([], np.zeros((0, 2)), (4.5, 2)),
+    ([], np.zeros((0, 2)), (5.0, 2)),
+    ([], np.zeros((0, 2)), (5, np.float64(2))),
+    ([], np.zeros((0, 2)), ("5", 2)),
+    ([], np.zeros((0, 2)), (10**5000, 2)),
     ([], np.zeros((0, 2)), (2**63, 2)),
 ])  # fmt: skip
 def test_shapes_that_do_not_fit_are_refused(rows: Any, values: Any, shape: Any) -> None:

@@ -5,12 +5,14 @@ The leader is the lowest rank that is there. No message for a server has a path 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from asyncps.initializer import Initializer
 from asyncps.protocol.base import ErrorInfo, Message
+
+MAX_PATH = 4096  # characters that a path may have
 
 
 class Together(Message, tag=85):
@@ -20,13 +22,13 @@ class Together(Message, tag=85):
     """
 
     store: int
-    verb: str
-    path: str
+    verb: Annotated[str, msgspec.Meta(max_length=MAX_PATH)]
+    path: Annotated[str, msgspec.Meta(max_length=MAX_PATH)]
 
 
 class Word(Message, tag=86):
     """Everybody but the leader waits for its word; the leader says it. All are answered with the
-    leader's Word, or with its error."""
+    leader's Word; or with an error, if somebody has one: the leader's first."""
 
     store: int
     leader: int

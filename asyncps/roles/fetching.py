@@ -31,26 +31,34 @@ WINDOW_BYTES = 16 << 20
 
 
 class Disk:
-    """A thread for files; `with` it. Leaving waits for what it is doing."""
+    """A thread for files; `async with` it. Leaving waits for what it is doing, and the loop goes
+    on meanwhile, also if the task is cancelled."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "asyncps checkpoint")
+        self._used = False
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._thread.shutdown()
+        try:
+            if self._used:
+                await asyncio.wait({asyncio.wrap_future(self._thread.submit(int))})
+        finally:
+            self._thread.shutdown(wait=False)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run something there and wait for its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        self._used = True
+        return await asyncio.wrap_future(self._thread.submit(work, *arguments))
 
     def last(self, work: Callable[..., object], *arguments: Any) -> None:
         """Run something there behind all else; leaving waits for it."""
+        self._used = True
         self._thread.submit(work, *arguments)
 
 

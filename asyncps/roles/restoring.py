@@ -58,7 +58,7 @@ class Words:
 
 
 class Loading:
-    """One checkpoint on its way into a store; `with` it.
+    """One checkpoint on its way into a store; `async with` it.
 
     Args:
         worker: The one that leads.
@@ -77,16 +77,16 @@ class Loading:
         self._words = Words(None, {}, {})
         self._fresh: list[KeySpec] = []
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         if self._reader is not None:
             self._disk.last(self._reader.__exit__, None, None, None)
-        self._disk.__exit__(kind, error, trace)
+        await self._disk.__aexit__(kind, error, trace)
 
     async def open(self) -> Words:
         """Read what the checkpoint says, and compare it with the store; nothing changes.

@@ -137,7 +137,7 @@ async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
             "name": kept.optimizer, "hyper": kept.hyper},
         "clocks": [[each.spec.key, clocks.get(each.spec.key, 0)] for each in listed],
     }
-    with Disk() as disk:
+    async with Disk() as disk:
         writer = await disk.run(Writer, path, contents, meta)
         try:
             await disk.run(writer.__enter__)

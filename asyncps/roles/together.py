@@ -6,24 +6,26 @@ stands still. The scheduler brings the workers together and knows nothing of wha
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 
-from asyncps.errors import AsyncPSError, ClosedError, ClusterError
+from asyncps import optim
+from asyncps.errors import (
+    AsyncPSError,
+    ClosedError,
+    ClusterError,
+    ConfigError,
+    OptimizerError,
+)
 from asyncps.protocol import messages
+from asyncps.protocol.messages import Word
+from asyncps.protocol.saving import MAX_PATH
 from asyncps.roles import storing
 from asyncps.roles.client import Client
+from asyncps.roles.course import Course
 from asyncps.roles.restoring import Loading
 from asyncps.roles.storing import Path
 from asyncps.roles.worker import Worker
 
-log = logging.getLogger(__name__)
-
-Said = messages.Word
 _STATES = "_optimizer_states"
 
 
@@ -32,19 +34,20 @@ async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
 
     Raises:
         Disagreement: They have not, or not pushed each key equally often.
-        CheckpointError, OptimizerError: It could not be written; what stood there still does.
+        CheckpointError, OptimizerError: It could not be written.
         AsyncPSError: The cluster failed.
     """
-    verb = "save" if weights else "save" + _STATES
-    with _still(client, verb):
-        await worker.accepted(client)
-        leader = await _come(worker, client, verb, path)
+    course = await _come(worker, client, "save" if weights else "save" + _STATES, path)
 
-        async def work() -> Said:
-            await storing.save(worker, client, path, weights=weights)
-            return Said(client.number, leader)
+    async def work() -> Word:
+        await storing.save(worker, client, path, weights=weights)
+        return course.word()
 
-        await _hear(worker, client, leader, work)
+    async def steps() -> None:
+        await course.hear()  # all are here and stand still, whatever becomes of their callers
+        await course.hear(work)
+
+    await course.take(steps)
 
 
 async def load(worker: Worker, client: Client, path: Path, *, weights: bool) -> None:
@@ -56,83 +59,72 @@ async def load(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
             changed.
         AsyncPSError: The cluster, or the disk in the midst of it, failed.
     """
-    verb = "load" if weights else "load" + _STATES
-    with _still(client, verb), Loading(worker, client, path, weights=weights) as loading:
-        await worker.accepted(client)
-        leader = await _come(worker, client, verb, path)
+    course = await _come(worker, client, "load" if weights else "load" + _STATES, path)
 
-        async def look() -> Said:
-            words = await loading.open()
-            return Said(client.number, leader, None, words.optimizer, words.hyper)
+    async def steps() -> None:
+        async with Loading(worker, client, path, weights=weights) as loading:
 
-        found = await _hear(worker, client, leader, look)
-        if found.optimizer is not None:
-            await worker.set_optimizer(client, found.optimizer, found.hyper)
+            async def look() -> Word:
+                words = await loading.open()
+                return Word(client.number, course.leader, None, words.optimizer, words.hyper)
 
-        async def work() -> Said:
-            await loading.carry_out()
-            return Said(client.number, leader)
+            found = await course.hear(look)
+            if found.optimizer is not None:
+                await course.hear(refusal=_unknown(found.optimizer))
+                await _use_optimizer(course, client, found.optimizer, found.hyper)
 
-        await _hear(worker, client, leader, work)
+            async def work() -> Word:
+                await loading.carry_out()
+                return course.word()
+
+            await course.hear(work)
+
+    await course.take(steps)
 
 
-@contextmanager
-def _still(client: Client, verb: str) -> Iterator[None]:
-    """Begin nothing else that would change the store."""
+async def _come(worker: Worker, client: Client, verb: str, path: Path) -> Course:
+    """Begin nothing else that would change the store, and wait until all have come."""
     if client.still:
         raise ClusterError(f"{verb} while {client.still} of this store is under way")
+    text = os.fsencode(path).decode(errors="backslashreplace")  # messages are Unicode
+    if len(text) > MAX_PATH:
+        raise ConfigError("a path that is too long", expected=f"at most {MAX_PATH} characters",
+                          got=len(text))
     client.still = verb
     try:
-        yield
-    finally:
+        await worker.accepted(client)
+        message = messages.Together(client.number, verb, text)
+
+        def unheard() -> None:
+            # All have come now, but our caller has gone, and may push: the others must not begin.
+            _give_up(worker, client)
+
+        answer = await worker.questions.ask(message, f"to {verb}", unheard=unheard)
+    except BaseException:
         client.still = ""
-
-
-async def _come(worker: Worker, client: Client, verb: str, path: Path) -> int:
-    """Wait until all have come with these words; return who leads."""
-    text = os.fsencode(path).decode(errors="backslashreplace")  # messages are Unicode
-    message = messages.Together(client.number, verb, text)
-    answer = await worker.questions.ask(message, f"to {verb}")
-    assert isinstance(answer, Said)
-    return answer.leader
-
-
-async def _hear(
-    worker: Worker, client: Client, leader: int, work: Callable[[], Awaitable[Said]]
-) -> Said:
-    """Do the work if it is ours, and tell; else wait for the word of who leads.
-
-    Raises:
-        AsyncPSError: What the leader has met, at everybody.
-    """
-    said, failed = Said(client.number, leader), None
-    if worker.node.rank == leader:
-        try:
-            said = await work()
-        except AsyncPSError as error:
-            failed = error
-        except asyncio.CancelledError:
-            _tell(worker, client, leader, ClosedError("its caller gave up waiting", rank=leader))
-            raise
-        except Exception as error:
-            log.exception("a checkpoint failed")
-            failed = AsyncPSError(f"a checkpoint failed: {error!r}")
-        if failed is not None:
-            told = messages.error_to_wire(failed, socket.gethostname())
-            said = Said(client.number, leader, told)
-    try:
-        answer = await worker.questions.ask(said, "to save or load")
-    except AsyncPSError:
-        if failed is not None:
-            raise failed from None
         raise
-    assert isinstance(answer, Said)
-    return answer
+    assert isinstance(answer, Word)
+    return Course(worker, client, answer.leader)
 
 
-def _tell(worker: Worker, client: Client, leader: int, error: AsyncPSError) -> None:
-    """Say it without waiting: the others shall not wait either."""
-    asking: asyncio.Future[messages.AnyMessage] = asyncio.get_running_loop().create_future()
-    said = Said(client.number, leader, messages.error_to_wire(error))
-    worker.node.spawn(worker.questions.carry(said, asking),
-                      "word of a checkpoint that was given up")
+def _give_up(worker: Worker, client: Client) -> None:
+    error = ClosedError("its caller gave up waiting", rank=worker.node.rank)
+    said = Word(client.number, -1, messages.error_to_wire(error))
+    worker.node.spawn(worker.questions.tell(said), "word of a checkpoint that was given up")
+
+
+def _unknown(name: str) -> AsyncPSError | None:
+    """What this worker has against an optimizer: each knows its own, and all must hear of it."""
+    try:
+        optim.by_name(name)
+    except OptimizerError as error:
+        return error
+    return None
+
+
+async def _use_optimizer(course: Course, client: Client, name: str, hyper: dict[str, object]
+                         ) -> None:
+    whole = optim.by_name(name).whole_keys
+    message = messages.SetOptimizer(client.number, name, hyper, whole)
+    await course.ask(message, "to set the optimizer")
+    client.use_optimizer(name, hyper)

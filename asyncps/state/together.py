@@ -1,8 +1,8 @@
 """Save and load, as the scheduler sees them: all come, one leads, all hear how it went.
 
 Each worker calls in one order: it comes (Together), and then hears the leader's Word once or more.
-A worker that gave up between two of them is one call behind the others; they all hear of that at
-once, and after it are in step again.
+A worker whose caller gave up before all had come says so as its first word, and all hear that. One
+that is out of step all the same is told so with the others, and is in step again after it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,14 @@ def conclude(calls: Sequence[tuple[int, object]]) -> list[m.Message]:
         return _all(calls, Disagreement(
             "workers begin to save or load while others still wait for the end of an earlier one",
             got=f"ranks {ranks}"))
-    for rank, word in calls:
-        if isinstance(word, m.Word) and word.leader == rank:
-            return [word.error or word] * len(calls)
+    words = [(rank, word) for rank, word in calls if isinstance(word, m.Word)]
+    words.sort(key=lambda said: said[0] != said[1].leader)
+    for _, word in words:
+        if word.error is not None:
+            return [word.error] * len(calls)
+    for rank, word in words[:1]:
+        if word.leader == rank:
+            return [word] * len(calls)
     return _all(calls, ClusterError("the worker that saves or loads has left"))
 
 

@@ -19,7 +19,6 @@ from tests.support.cluster import on_cluster
 VERBS: dict[str, Callable[[KVStore, Path], Any]] = {
     "barrier": lambda store, path: store.barrier(),
     "set_optimizer": lambda store, path: store.set_optimizer("test"),
-    "save": lambda store, path: store.save(path / "saved"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncps.config import Config
-from asyncps.errors import CheckpointError, ClusterError, Disagreement
+from asyncps.errors import CheckpointError, ClusterError, Disagreement, RemoteProtocolError
 from asyncps.protocol import messages as m
 from asyncps.state.agreements import Answer, Stores
 from asyncps.state.together import conclude
@@ -82,3 +82,17 @@ def test_keys_are_listed_a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         found += answer.message.placements
     assert [each.spec.key for each in found] == list(range(7))
     assert [each.spec.key for each in found if not each.fresh] == [0, 3]
+
+
+def test_error_of_anybody_is_heard_by_all_and_the_leaders_first() -> None:
+    mine, its = m.error_to_wire(ClusterError("mine")), m.error_to_wire(CheckpointError("its"))
+    answers = conclude([(1, m.Word(1, 3, mine)), (3, m.Word(1, 3))])
+    assert [class_of(answer) for answer in answers] == [ClusterError] * 2
+    answers = conclude([(1, m.Word(1, 3, mine)), (3, m.Word(1, 3, its))])
+    assert [class_of(answer) for answer in answers] == [CheckpointError] * 2
+
+
+@pytest.mark.parametrize("words", [("save", "p" * 4097), ("v" * 4097, "p")])
+def test_words_without_a_bound_are_refused_before_they_are_kept(words: tuple[str, str]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        m.decode(m.encode(m.Together(1, *words)))

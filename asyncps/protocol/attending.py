@@ -75,11 +75,16 @@ class Attendance(Message, tag=93):
     rank: int | None
 
 
+# Units that one question for clocks names: each answers with as many clocks as it has rows.
+MAX_CLOCK_UNITS = 64
+
+
 class Clocks(Message, tag=94):
     """A worker asks a server (on the data connection) for its own clocks of some units.
 
-    `clocks` is empty in the question; the answer has a list for each unit: one clock of a chunk,
-    one for each row of a slab, none of a unit that is not there.
+    `clocks` is empty in the question, which names at most MAX_CLOCK_UNITS units, each once; the
+    answer has a list for each unit: one clock of a chunk, one for each row of a slab, none of a
+    unit that is not there.
     """
 
     store: int

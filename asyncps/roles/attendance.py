@@ -6,10 +6,12 @@ answered, and its versions are kept. Only the rounds do not wait for it, until a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncps.errors import RemoteProtocolError, StaleIncarnation
-from asyncps.protocol.frames import MAX_ROWS
+from asyncps.protocol.attending import MAX_CLOCK_UNITS
 from asyncps.protocol.messages import Clocks
 from asyncps.roles.freeunit import FreeUnit
 from asyncps.roles.keeper import Keeper
@@ -21,16 +23,18 @@ from asyncps.state.staleness import Arrivals
 if TYPE_CHECKING:
     from asyncps.roles.port import WorkerPort
 
-MAX_UNITS = MAX_ROWS  # of one question for clocks: protects the memory of the server
+Call = Callable[[], None]
 
 
-def attend(keeper: Keeper, rank: int | None, everybody: int) -> None:
+def attend(keeper: Keeper, rank: int | None, everybody: Callable[[], int], done: Call) -> None:
     """Carry out what the scheduler says of a store.
 
     Args:
         keeper: The store.
         rank: Who has joined and is not waited for; None: all have, and all count again.
-        everybody: One bit for each worker that has not left.
+        everybody: Returns one bit for each worker that has not left.
+        done: Called when it is so: at once, unless an optimizer of the user's own is at work and
+            all are to count again. They begin where that ends.
     """
     rules = keeper.rules
     rules.members = 0 if rank is None else rules.members & ~(1 << rank)
@@ -38,24 +42,33 @@ def attend(keeper: Keeper, rank: int | None, everybody: int) -> None:
         for part in parts_of(unit):
             keeper.complete(part)
     if rank is not None:
-        return
-    rules.members = everybody
+        done()
+    elif rules.own is None:
+        _count_again(keeper, everybody, done)
+    else:
+        rules.own.when_idle(partial(_count_again, keeper, everybody, done))
+
+
+def _count_again(keeper: Keeper, everybody: Callable[[], int], done: Call) -> None:
+    members = keeper.rules.members = everybody()
     for unit in keeper.units.values():
         for part in parts_of(unit):
-            _clocks_of(part).count_again(everybody)
-            if isinstance(part, FreeUnit):
-                part.failed.clear()  # they were of clocks that nobody stands at any more
+            _clocks_of(part).count_again(members)
+            part.forget_failures()  # they were of clocks that nobody stands at any more
+    done()
 
 
 def clocks(keeper: Keeper, rank: int, asked: Clocks) -> Clocks:
     """Answer a worker that asks for its clocks.
 
     Raises:
-        RemoteProtocolError: It asks for more than a worker of ours does at once.
+        RemoteProtocolError: It asks for more than a worker of ours does at once, or repeats.
     """
-    if len(asked.units) > MAX_UNITS:
-        raise RemoteProtocolError("too many units in one question", expected=f"at most {MAX_UNITS}",
-                                  got=len(asked.units))
+    if len(asked.units) > MAX_CLOCK_UNITS:
+        raise RemoteProtocolError("too many units in one question",
+                                  expected=f"at most {MAX_CLOCK_UNITS}", got=len(asked.units))
+    if len(set(asked.units)) != len(asked.units):
+        raise RemoteProtocolError("a unit twice in one question", got=asked.units)
     return Clocks(asked.store, asked.units, [_of_unit(keeper, rank, unit) for unit in asked.units])
 
 

@@ -20,4 +20,6 @@ def drop(keeper: Keeper) -> None:
         waiter.error = error
         keeper.tell(waiter)
     keeper.units.clear()
+    if keeper.rules.own is not None:
+        keeper.rules.own.call_waiting()
     keeper.pool.keep_less(keeper.value_bytes)

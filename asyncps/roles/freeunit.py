@@ -131,6 +131,7 @@ class FreeUnit(Unit):
             self.pool.give(buffer)
         else:
             self.assigned[rank] = request
+            self.forget_failures()
             self.state.pop(updates.MASTER, None)
             self.publish(buffer, self.updates)
 

@@ -30,8 +30,9 @@ class Held:
 
     Attributes:
         is_gone: It has been sent, or never will be.
-        gone: Tells that to whoever waits.
+        gone: Tells that to whoever waits, or that its caller was told that it cannot go.
         asking: The word that it waits for, if it waits for nobody before it.
+        was_due: Its caller was told that it cannot go; it may go late.
     """
 
     op: Operation
@@ -45,6 +46,7 @@ class Held:
     is_gone: bool = False
     gone: asyncio.Future[None] | None = None
     asking: Operation | None = None
+    was_due: bool = False
 
     def detach(self, error: AsyncPSError) -> None:
         """Let the caller and its memory go: the clock is given out, so the push itself stays."""
@@ -63,13 +65,33 @@ class Held:
         if self.gone is not None:
             resolve(self.gone)
 
-    async def wait_gone(self) -> None:
-        """Wait on the loop until it is held no longer."""
+    def stay(self, error: AsyncPSError) -> None:
+        """It was due and is held all the same: whoever waits now hears why."""
+        self.was_due = True
+        gone, self.gone = self.gone, None
+        if gone is not None and not gone.done():
+            gone.set_exception(error)
+            gone.exception()  # it may be that nobody waits any more
+
+    async def wait_gone(self, limit_s: float) -> None:
+        """Wait on the loop until it is held no longer.
+
+        Args:
+            limit_s: How long at most if it was due before; else its own deadline ends the wait.
+
+        Raises:
+            DeadlineExceeded: It is held still.
+        """
         if self.is_gone:
             return
         if self.gone is None:
             self.gone = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self.gone)
+        gone = self.gone
+        done, _ = await asyncio.wait({gone}, timeout=limit_s if self.was_due else None)
+        if not done:
+            raise DeadlineExceeded(
+                f"a push waits for a round that was not complete within another {limit_s:g} s")
+        gone.result()
 
 
 class HeldPushes:
@@ -140,6 +162,7 @@ class HeldPushes:
         if isinstance(error, DeadlineExceeded):
             for held in self.behind(first):
                 held.detach(error)
+                held.stay(error)
             return
         every = list(self)
         self.clear()

@@ -20,6 +20,7 @@ from asyncps.errors import (
     RemoteProtocolError,
 )
 from asyncps.protocol import messages
+from asyncps.protocol.attending import MAX_CLOCK_UNITS
 from asyncps.protocol.messages import AnyMessage, Placement
 from asyncps.transport.link import Link
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Ask = Callable[[Link, messages.Message], Awaitable[AnyMessage]]
-
-_UNITS = 64  # of one question: at most so many times the rows of a slab are answered
 
 
 async def join(worker: Worker, client: Client, ask: Ask) -> int:
@@ -147,8 +146,8 @@ async def _clocks(
     found: dict[int, list[int]] = {}
     for server, units in by_server.items():
         listed = sorted(units)
-        for begin in range(0, len(listed), _UNITS):
-            part = listed[begin : begin + _UNITS]
+        for begin in range(0, len(listed), MAX_CLOCK_UNITS):
+            part = listed[begin : begin + MAX_CLOCK_UNITS]
             answer = await ask(client.links[server], messages.Clocks(client.number, part, []))
             if not isinstance(answer, messages.Clocks) or len(answer.clocks) != len(part):
                 raise RemoteProtocolError("no answer to a question for clocks")

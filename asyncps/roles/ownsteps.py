@@ -62,6 +62,19 @@ class OwnSteps:
         self._give = give
         self._busy: dict[Unit, str] = {}  # with the optimizer that works on it
         self._assigned: dict[Unit, deque[Assigned]] = {}
+        self._when_idle: list[Call] = []
+
+    def when_idle(self, call: Call) -> None:
+        """Call once nothing is under way, maybe now: then nothing that was complete is left."""
+        self._when_idle.append(call)
+        if not self._busy:
+            self.call_waiting()
+
+    def call_waiting(self) -> None:
+        """Let nobody wait for that any more: it is so, or the store is dropped."""
+        waiting, self._when_idle = self._when_idle, []
+        for call in waiting:
+            call()
 
     def at_work(self, unit: Unit) -> str:
         """Return the optimizer that a unit waits for, or nothing."""
@@ -123,6 +136,8 @@ class OwnSteps:
             del self._busy[unit]
             self._apply(unit, clock, rank)
             self.advance(unit)
+            if not self._busy and self._when_idle:
+                self.call_waiting()
 
         return finish
 

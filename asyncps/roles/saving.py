@@ -241,6 +241,7 @@ def _piece(part: Unit, message: StateRange, begin: int, end: int) -> Bytes:
 
 def _own_value(part: Unit) -> Bytes:
     """Return the memory of the value, which no answer is made of."""
+    part.forget_failures()
     part.state.pop(MASTER, None)
     if part.current.owed:
         buffer = part.pool.take(part.size)

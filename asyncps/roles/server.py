@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from asyncps.config import Config
 from asyncps.errors import (
@@ -75,7 +76,8 @@ class Server:
         self.gone = 0  # ranks that have left, one bit each
         self.host = socket.gethostname()
         self.polling = Polling(config.poll_us * 1e-6)
-        self._installed: dict[int, messages.Message] = {}  # answers by the scheduler's number
+        # Answers by the scheduler's number; None while an order is being carried out.
+        self._installed: dict[int, messages.Message | None] = {}
         self._listening: Listening | None = None
 
     async def start(self) -> None:
@@ -169,19 +171,24 @@ class Server:
             self.left(message.rank)
             return True
         if isinstance(message, Install | Attendance):
-            answer = self._installed.get(request)
-            if answer is None:  # after a cut the scheduler may tell it again
-                answer = messages.Done()
-                try:
-                    self.install(message)
-                except AsyncPSError as error:
-                    answer = messages.error_to_wire(error, self.host)
-                self._installed[request] = answer
-                while len(self._installed) > _KEPT_INSTALLS:
-                    del self._installed[next(iter(self._installed))]
-            self.node.link.tell(answer, self.node.incarnation, request)
+            if request in self._installed:  # after a cut the scheduler may tell it again
+                answer = self._installed[request]
+                if answer is not None:
+                    self.node.link.tell(answer, self.node.incarnation, request)
+                return True
+            self._installed[request] = None
+            while len(self._installed) > _KEPT_INSTALLS:
+                del self._installed[next(iter(self._installed))]
+            try:
+                self.install(message, partial(self._obeyed, request, messages.Done()))
+            except AsyncPSError as error:
+                self._obeyed(request, messages.error_to_wire(error, self.host))
             return True
         return False
+
+    def _obeyed(self, request: int, answer: messages.Message) -> None:
+        self._installed[request] = answer
+        self.node.link.tell(answer, self.node.incarnation, request)
 
     def report(self) -> messages.Report:
         """Say how this server is."""
@@ -193,24 +200,34 @@ class Server:
         for keeper in self.keepers.values():
             keeper.left(rank)
 
-    def install(self, message: Install | Attendance) -> None:
-        """Open a store, give it an optimizer, forget it, or tell it whom to wait for."""
+    def install(self, message: Install | Attendance, done: Callable[[], None]) -> None:
+        """Open a store, give it an optimizer, forget it, or tell it whom to wait for.
+
+        `done` is called when it is so, which is at once as a rule.
+        """
         if isinstance(message, Install) and message.dropped:
             keeper = self.keepers.pop(message.store, None)
             if keeper is not None:
                 drop(keeper)
+            done()
             return
-        members = ((1 << self.node.num_workers) - 1) & ~self.gone
         keeper = self.keepers.get(message.store)
         if isinstance(message, Attendance):
-            if keeper is not None:
-                attend(keeper, message.rank, members)
-        elif keeper is None:
+            if keeper is None:
+                done()
+            else:
+                attend(keeper, message.rank, self._members, done)
+            return
+        if keeper is None:
             self.keepers[message.store] = Keeper(
-                message, members, self.pool, self.answer, self.workshop
+                message, self._members(), self.pool, self.answer, self.workshop
             )
         else:
             keeper.install(message)
+        done()
+
+    def _members(self) -> int:
+        return ((1 << self.node.num_workers) - 1) & ~self.gone
 
     # ---- answers ----
 

@@ -220,6 +220,7 @@ class TableParts(Unit):
 
     def forget_optimizer(self) -> None:
         """As `Unit.forget_optimizer`."""
+        self.forget_failures()
         self.table.forget_state()
         self.updates = 0
 
@@ -269,6 +270,7 @@ class TableParts(Unit):
     def reset(self, initializer: Initializer) -> None:
         """As `Table.reset`."""
         self.listed.clear()
+        self.forget_failures()
         self.updates = 0
         self.table.reset(initializer)
 

@@ -275,11 +275,17 @@ class Unit:
         if clock < self.rounds.applied:
             self.pool.give(buffer)
         else:
+            self.forget_failures()
             self.state.pop(updates.MASTER, None)
             self.publish(buffer, self.current.clock)
 
+    def forget_failures(self) -> None:
+        """The value is a new one, or others count from now on: what failed before is past."""
+        self.failed.clear()
+
     def forget_optimizer(self) -> None:
         """Drop what an optimizer left behind; the f32 weights are the value's and stay."""
+        self.forget_failures()
         self.state = {k: v for k, v in self.state.items() if k == updates.MASTER}
         self.updates = 0
 

@@ -318,16 +318,16 @@ class Worker:
                 await op.end()
         for unit in list(client.units.values()):
             for held in list(unit.held):
-                await held.wait_gone()
+                try:
+                    await held.wait_gone(self.config.round_s)
+                except DeadlineExceeded:
+                    _raise_failed(client)  # the same, as its push has heard it
+                    raise
         if client.pushes:
             question = messages.AskStatistics(client.number)
             for link in self.links:
                 await self._ask_server(link, question, _LAST)
-        while client.failed:
-            op = client.failed.popleft()
-            if not op.observed and op.error is not None:
-                op.observed = True
-                raise op.error
+        _raise_failed(client)
 
     async def _ask_server(
         self, link: Link, message: messages.Message, priority: int = 1 << 30
@@ -350,3 +350,12 @@ class Worker:
         self.lanes.close()
         for link in self.links:
             link.kill(error)
+
+
+def _raise_failed(client: Client) -> None:
+    """Raise the error of a push whose Handle nobody has looked at."""
+    while client.failed:
+        op = client.failed.popleft()
+        if not op.observed and op.error is not None:
+            op.observed = True
+            raise op.error

@@ -66,11 +66,15 @@ class Rounds:
             members: One bit for each rank that the round waits for.
 
         Raises:
-            RemoteProtocolError: A clock that skips one, or beyond the window.
+            RemoteProtocolError: A clock that skips one, of a round that is over, or beyond the
+                window.
         """
         last = self.pushed.get(rank, 0)
         if clock <= last:
             return REPLAY
+        if clock <= self.applied:
+            raise RemoteProtocolError("a push for a round that is over", rank=rank,
+                                      expected=f"at least {self.applied + 1}", got=clock)
         check_next(rank, clock, last, self.applied)
         self.pushed[rank] = clock
         before = self.open.get(clock, 0)
@@ -100,6 +104,7 @@ class Rounds:
 
     def count_again(self, members: int) -> None:
         """All have joined and no round is open: whoever was behind stands where the others do."""
+        assert not self.open
         self.pushed = dict.fromkeys(ranks_of(members), self.applied) if self.applied else {}
 
     def missing(self, clock: int, members: int) -> list[int]:

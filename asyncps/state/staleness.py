@@ -74,6 +74,7 @@ class Arrivals:
 
         Else it would be the slowest of the next epoch from its beginning.
         """
+        assert all(self.done.get(rank, 0) == clock for rank, clock in self.pushed.items())
         furthest = max(self.pushed.values(), default=0)
         self.pushed = dict.fromkeys(ranks_of(members), furthest) if furthest else {}
         self.done = dict(self.pushed)

@@ -19,6 +19,7 @@ from asyncps.errors import (
 )
 from asyncps.kvstore import KVStore
 from asyncps.protocol.messages import Clocks
+from asyncps.roles import server as server_module
 from tests.kvstore.scenarios import RATE, all_are
 from tests.support.cluster import DEADLINES, on_cluster, on_processes
 from tests.support.processes import ProcessGroup
@@ -325,3 +326,46 @@ def test_local_store_joins_itself() -> None:
         assert store.join() == 0
     with pytest.raises(ClosedError):
         store.join()
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "dist_ssp", "staleness": 3}], ids=["sync", "ssp"])
+def test_all_go_on_where_an_optimizer_that_is_at_work_ends(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update of before the join ends after the server has heard that all have joined."""
+    class Slow(asyncps.optim.Optimizer):
+        def init(self, spec: Any) -> dict[str, Any]:
+            return {}
+
+        def update(self, weight: Any, grad: Any, state: Any, hyper: Any) -> None:
+            assert all_have.wait(20)
+            weight -= grad
+
+    def attend(keeper: Any, rank: int | None, *rest: Any) -> None:
+        carried_out(keeper, rank, *rest)
+        if rank is None:
+            all_have.set()
+
+    def work(store: KVStore) -> float:
+        store.init("w", np.zeros(4, "f4"))
+        store.set_optimizer(slow)
+        store.push("w", np.ones(4, "f4"))
+        if store.rank == 0:
+            store.push("w", np.ones(4, "f4"))
+        store.join()
+        for _ in range(3):
+            store.push("w", np.ones(4, "f4"))
+        store.barrier()
+        store.join()
+        return float(store.pull("w")[0])
+
+    carried_out = server_module.attend
+    monkeypatch.setattr(server_module, "attend", attend)
+    all_have = threading.Event()
+    before = dict(asyncps.optim.REGISTRY)
+    slow = Slow()
+    try:
+        assert on_cluster(work, **options) == [-9, -9]
+    finally:
+        asyncps.optim.REGISTRY.clear()
+        asyncps.optim.REGISTRY.update(before)

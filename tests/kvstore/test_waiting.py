@@ -90,3 +90,24 @@ def test_wait_is_told_in_the_log(verb: str, tmp_path: Path) -> None:
         on_cluster(work, workers=3, settings={"round_warning_s": 0.1})
     finally:
         logger.removeHandler(handler)
+
+
+def test_barrier_ends_whatever_becomes_of_a_push_that_waits_in_the_worker() -> None:
+    """The third push waits for a round that worker 1 owes, and goes when that has come."""
+    def work(store: KVStore) -> Any:
+        store.init("w", np.zeros(4, "f4"))
+        if store.rank:
+            assert heard.wait(20)
+            for _ in range(3):
+                store.push("w", np.ones(4, "f4"))
+        else:
+            for _ in range(3):
+                store.push("w", np.ones(4, "f4"))
+            for _ in range(2):
+                with pytest.raises(DeadlineExceeded):
+                    store.barrier()
+            heard.set()
+        return store.pull("w")[0]
+
+    heard = threading.Event()
+    assert on_cluster(work, settings={"round_s": 0.5}) == [2, 2]

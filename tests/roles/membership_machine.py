@@ -184,7 +184,9 @@ class MembershipMachine(StoreMachine):
 
     def _change(self, rank: int | None) -> None:
         everybody = sum(1 << member for member in self.live)
-        attend(self.server.keeper, rank, everybody)
+        done: list[bool] = []
+        attend(self.server.keeper, rank, lambda: everybody, lambda: done.append(True))
+        assert done
         for row in self._rows():
             if rank is not None:
                 row.members.discard(rank)

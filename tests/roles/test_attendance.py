@@ -10,6 +10,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from asyncps.errors import RemoteProtocolError, StaleIncarnation
+from asyncps.protocol.attending import MAX_CLOCK_UNITS
 from asyncps.protocol.frames import Kind
 from asyncps.protocol.messages import (
     Clocks,
@@ -20,7 +21,7 @@ from asyncps.protocol.messages import (
     Joined,
     Members,
 )
-from asyncps.roles.attendance import MAX_UNITS, attend, clocks, expel
+from asyncps.roles.attendance import attend, clocks, expel
 from asyncps.transport.request import control_frame
 from tests.roles.cluster import bench
 from tests.roles.membership_machine import MembershipMachine, membership_walk
@@ -52,6 +53,10 @@ def pushed(server: FakeServer, rank: int, clock: int, number: float) -> None:
     server.deliver(rank, make_frame(Kind.PUSHPULL, clock, 0, clock, value(number), acked=clock))
 
 
+def nothing() -> None:
+    pass
+
+
 def values(server: FakeServer, rank: int) -> list[float]:
     found = []
     frames = server.answers(rank)
@@ -75,13 +80,13 @@ async def test_pushes_that_come_as_they_like_stand_at_one_clock_after_a_join(
         pushed(server, 0, clock, 1)
         got += values(server, 0)
     assert got == ([1, 2] if type == "dist_async" else [1])
-    attend(server.keeper, 1, 0b11)  # who has joined holds nobody back
+    attend(server.keeper, 1, lambda: 0b11, nothing)  # who has joined holds nobody back
     assert values(server, 0) == ([] if type == "dist_async" else [2])
     for clock in range(3, 6):
         pushed(server, 0, clock, 1)
         assert values(server, 0) == [clock]
-    attend(server.keeper, 0, 0b11)
-    attend(server.keeper, None, 0b11)
+    attend(server.keeper, 0, lambda: 0b11, nothing)
+    attend(server.keeper, None, lambda: 0b11, nothing)
     for rank in range(2):
         assert clocks(server.keeper, rank, Clocks(STORE, [0], [])).clocks == [[5]]
     for turn, rank in enumerate((1, 0), 1):
@@ -94,7 +99,7 @@ async def test_mean_divides_by_those_who_contributed() -> None:
     server.init(0, "float32", [value(0)], slab=False)
     pushed(server, 0, 1, 3)
     pushed(server, 1, 1, 9)
-    attend(server.keeper, 0, 0b111)  # its contribution to the open round stands
+    attend(server.keeper, 0, lambda: 0b111, nothing)  # its contribution to the open round stands
     assert values(server, 1) == []
     server.keeper.left(2)
     assert values(server, 1) == [6]
@@ -129,7 +134,9 @@ async def test_lost_worker_has_no_door_and_no_memory_here() -> None:
 async def test_question_for_too_many_clocks_is_refused() -> None:
     server = FakeServer(1)
     with pytest.raises(RemoteProtocolError, match="too many units"):
-        clocks(server.keeper, 0, Clocks(STORE, [0] * (MAX_UNITS + 1), []))
+        clocks(server.keeper, 0, Clocks(STORE, list(range(MAX_CLOCK_UNITS + 1)), []))
+    with pytest.raises(RemoteProtocolError, match="twice"):
+        clocks(server.keeper, 0, Clocks(STORE, [1, 0, 1], []))
 
 
 async def test_lost_worker_is_shown_the_door_by_every_role(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,11 +106,26 @@ def test_detached_push_keeps_a_copy_and_asks_for_no_value() -> None:
 async def test_whoever_waits_for_the_way_to_be_free_hears_of_it_once_it_is() -> None:
     push = held(None)
     push.let_go()
-    await push.wait_gone()
+    await push.wait_gone(5.0)
     other = held(None)
-    waiting = other.wait_gone()
-    waiting.send(None)
+    waiting = asyncio.ensure_future(other.wait_gone(5.0))
+    await asyncio.sleep(0)
     other.let_go()
-    assert other.gone is not None
-    assert other.gone.done()
-    waiting.close()
+    await waiting
+
+
+async def test_whoever_waits_for_a_push_that_was_due_hears_why_and_may_wait_again() -> None:
+    pushes, push = HeldPushes(), held(None)
+    pushes.append(push)
+    waiting = asyncio.ensure_future(push.wait_gone(5.0))
+    await asyncio.sleep(0)
+    pushes.give_up(push, DeadlineExceeded("too long"))
+    with pytest.raises(DeadlineExceeded, match="too long"):
+        await waiting
+    assert list(pushes) == [push]
+    with pytest.raises(DeadlineExceeded, match=r"another 0\.001 s"):
+        await push.wait_gone(0.001)
+    again = asyncio.ensure_future(push.wait_gone(5.0))
+    await asyncio.sleep(0)
+    push.let_go()
+    await again

@@ -122,3 +122,13 @@ def test_each_push_counts_once_under_any_order_and_duplicates(
         for ahead in range(1, CLOCK_WINDOW + 1):
             behind = [r for r in range(members) if pushed[r] < applied + ahead]
             assert rounds.missing(applied + ahead, mask) == behind
+
+
+def test_push_for_a_round_that_is_over_is_refused() -> None:
+    """It is of a worker that nobody waited for: as a replay it would vanish without a word."""
+    rounds = Rounds()
+    rounds.contribute(0, 1, 0b01)
+    rounds.apply()
+    with pytest.raises(RemoteProtocolError, match="a round that is over"):
+        rounds.contribute(1, 1, 0b11)
+    assert rounds.contribute(0, 1, 0b11) == REPLAY

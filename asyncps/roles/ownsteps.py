@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from asyncps.errors import AsyncPSError
+from asyncps.errors import AsyncPSError, OptimizerError
 from asyncps.roles.accumulator import Accumulator
 from asyncps.roles.unit import Rules, Unit, Waiter, internal
 from asyncps.roles.workshop import Workshop
@@ -176,8 +176,10 @@ class OwnStep:
             self._state = state
         except AsyncPSError as refused:
             self._error = refused
-        except BaseException as failed:  # noqa: BLE001 - logged, and the round fails for everybody
+        except Exception as failed:  # noqa: BLE001 - logged, and the round fails for everybody
             self._error = internal(failed)
+        except BaseException as failed:  # noqa: BLE001 - users' code raises it even when it is logged
+            self._error = OptimizerError(f"optimizer {self.name} failed: {type(failed).__name__}")
 
     def _put(self, clock: int) -> None:
         """Let the result be the value.

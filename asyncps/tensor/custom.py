@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from asyncps import optim
-from asyncps.errors import OptimizerError
+from asyncps.errors import OptimizerError, is_text, shown
 from asyncps.tensor.dtypes import Array
 from asyncps.tensor.words import MASTER, Span, Words
 
 log = logging.getLogger(__name__)
+
+_MOST_LETTERS = 100  # of the name of a state array, which is saved
 
 
 def step(
@@ -50,9 +53,14 @@ def step(
                         {name: array[begin:end] for name, array in fresh.items()}, hyper)
     except OptimizerError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        # A Ctrl-C in a local store's step is the caller's; on a server the same word is only what
+        # the user's code raised, and would end its thread.
+        if (isinstance(error, KeyboardInterrupt)
+                and threading.current_thread() is threading.main_thread()):
+            raise
         log.exception("optimizer %s failed", name)
-        raise OptimizerError(f"optimizer {name} failed: {error!r}"[:1000]) from error
+        raise OptimizerError(f"optimizer {name} failed: {shown(error, 900)}") from error
     state.update(fresh)
     np.copyto(out, weights)
 
@@ -63,9 +71,13 @@ def _state(made: optim.Optimizer, w: Array, spans: Sequence[Span]) -> dict[str, 
         given: Any = made.init(optim.Spec(key, (end - begin,), w.dtype.name))
         if not isinstance(given, dict) or (position and given.keys() != pieces.keys()):
             raise OptimizerError(f"init of optimizer {made.name} must return the same names for "
-                                 "all keys", expected="a dict of arrays", got=repr(given)[:200])
+                                 "all keys", expected="a dict of arrays", got=shown(given))
         for name, array in given.items():
-            if (not isinstance(name, str) or name == MASTER or not isinstance(array, np.ndarray)
+            if not is_text(name) or not 0 < len(name) <= _MOST_LETTERS:
+                raise OptimizerError(
+                    f"a state of optimizer {made.name} cannot have that name", got=shown(name),
+                    expected=f"text of 1 to {_MOST_LETTERS} characters")
+            if (name == MASTER or not isinstance(array, np.ndarray)
                     or array.shape != (end - begin,) or array.dtype.kind not in "fiu"):
                 raise OptimizerError(
                     f"state {name!r} of optimizer {made.name} is no array that fits",

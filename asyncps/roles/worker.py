@@ -243,8 +243,7 @@ class Worker:
     async def statistics(self, client: Client) -> list[messages.ServerStatistics]:
         """Ask every server what it did for a store."""
         message = messages.AskStatistics(client.number)
-        answers = [self._ask_server(link, message) for link in self.links]
-        found = [await answer for answer in answers]
+        found = [await self._ask_server(link, message) for link in self.links]
         return [answer for answer in found if isinstance(answer, messages.ServerStatistics)]
 
     def submit(self, op: Operation, work: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from asyncio import CancelledError
 from collections.abc import Iterator
 from typing import Any
 
@@ -219,3 +220,66 @@ def test_whole_keys_are_kept_whole_if_the_optimizer_asks_for_it() -> None:
         assert (store.pushpull("w", value.copy()) == 2 * (value - value.mean())).all()
 
     on_cluster(work)
+
+
+class Rude(Exception):
+    """One that cannot be shown."""
+
+    def __init__(self, inner: type[BaseException] = RuntimeError) -> None:
+        self.inner = inner
+
+    def __str__(self) -> str:
+        raise self.inner("no words")
+
+    __repr__ = __str__
+
+
+ANY = [KeyboardInterrupt(), GeneratorExit(), CancelledError(), SystemExit(1), Rude(),
+       Rude(SystemExit), Rude(KeyboardInterrupt), OptimizerError("\udcff"), ValueError("\udcff")]
+
+
+@pytest.mark.parametrize("where", ["init", "update"])
+@pytest.mark.parametrize("number", range(len(ANY)), ids=lambda at: type(ANY[at]).__name__)
+def test_whatever_it_raises_fails_its_round_and_no_other(number: int, where: str) -> None:
+    failing = [True]
+
+    def fail(self: Any, *given: Any) -> Any:
+        if failing[0]:
+            failing[0] = False
+            raise ANY[number]
+        if where == "update":
+            given[0][:] += given[1]
+        return {}
+
+    def add(self: Any, weight: Any, grad: Any, *_: Any) -> None:
+        weight += grad
+
+    type("Mine", (optim.Optimizer,), {"update": add, where: fail})
+
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(2, "f4"))
+        store.set_optimizer("mine")
+        with pytest.raises(OptimizerError, match=r"mine failed|udcff") as caught:
+            store.pushpull("w", np.ones(2, "f4"))
+        assert caught.value.key == "w"
+        assert store.pushpull("w", np.ones(2, "f4")).tolist() == [1, 1]
+
+    on_cluster(work, servers=1, workers=1)
+
+
+@pytest.mark.parametrize("name", ["\udcff", "", "n" * 101, 5], ids=ascii)
+@pytest.mark.parametrize("kind", ["local", "dist_sync"])
+def test_state_of_a_name_that_cannot_travel_is_refused_at_the_first_round(
+    kind: str, name: Any
+) -> None:
+    def init(self: Any, spec: optim.Spec) -> dict[Any, Any]:
+        return {name: np.zeros(spec.shape)}
+
+    type("Mine", (optim.Optimizer,), {"init": init, "update": lambda *_: None})
+    with asyncps.create(kind) as store:
+        store.init("w", np.zeros(2, "f4"))
+        store.set_optimizer("mine")
+        with pytest.raises(OptimizerError, match="state of optimizer mine cannot have that name"):
+            store.pushpull("w", np.ones(2, "f4"))
+        store.set_optimizer("test")
+        assert store.pushpull("w", np.ones(2, "f4")).tolist() == [1, 1]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import random
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -207,3 +210,25 @@ async def test_small_values_are_looked_for_by_the_server_and_by_a_worker_that_ma
         told.clear()
         assert (await store.pushpull("large", large) == 1).all()
         assert told == []
+
+
+async def test_statistics_that_are_given_up_leave_no_question_unasked() -> None:
+    async with bench(num_workers=1, num_servers=2) as made:
+        for rank in range(2):
+            made.server(rank)
+        worker = Worker(made.config.replace(role="worker", rank=0), made.network, made.scope.spawn)
+        made.scope.roles.append(worker)
+        await worker.start()
+        words = StoreConfig("dist_sync", "arrival", "sum")
+        core = Core(worker, await worker.open_store("default", words))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            asking = asyncio.create_task(core.statistics())
+            await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            del asking
+            gc.collect()
+        assert [str(each.message) for each in said] == []
+        assert len((await core.statistics())["servers"]) == 2

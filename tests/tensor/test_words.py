@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_failing_update_leaves_weights_and_state_and_is_an_optimizer_error() -> 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("made", [
     None, [], {"m": 3}, {"m": np.zeros(1)}, {"m": np.zeros(5, object)}, {3: np.zeros(5)},
-    {"master": np.zeros(5)},
+    {"master": np.zeros(5)}, {"\udcff": np.zeros(5)}, {"": np.zeros(5)}, {"n" * 101: np.zeros(5)},
 ])  # fmt: skip
 def test_state_that_is_no_arrays_of_the_right_size_is_refused(made: Any) -> None:
     type("Mine", (optim.Optimizer,), {"init": lambda self, spec: made})
@@ -151,4 +152,42 @@ def test_state_that_is_no_arrays_of_the_right_size_is_refused(made: Any) -> None
 def test_optimizer_without_an_update_says_so() -> None:
     type("Mine", (optim.Optimizer,), {})
     with pytest.raises(OptimizerError, match="Mine has no update of its own"):
+        run("mine", np.zeros(5, np.float32), {})
+
+
+class Rude(Exception):
+    """One that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+ANY = [Rude(), GeneratorExit(), CancelledError("c"), SystemExit(3), ValueError("\udcff"),
+       KeyError(10**5000)]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("where", ["init", "update"])
+@pytest.mark.parametrize("raised", ANY, ids=lambda raised: type(raised).__name__)
+def test_whatever_users_code_raises_is_an_optimizer_error(
+    raised: BaseException, where: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise raised
+
+    type("Mine", (optim.Optimizer,), {"update": lambda *_: None, where: fail})
+    with pytest.raises(OptimizerError, match=r"^optimizer mine failed: ") as caught:
+        run("mine", np.zeros(5, np.float32), {})
+    caught.value.message.encode()
+
+
+@pytest.mark.usefixtures("registered")
+def test_ctrl_c_in_a_step_of_the_callers_own_thread_is_the_callers() -> None:
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    type("Mine", (optim.Optimizer,), {"update": fail})
+    with pytest.raises(KeyboardInterrupt):
         run("mine", np.zeros(5, np.float32), {})

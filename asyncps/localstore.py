@@ -20,7 +20,7 @@ from asyncps.errors import (
 )
 from asyncps.later import LaterLocalVerbs
 from asyncps.localtables import LocalHandle, LocalRowVerbs, LocalTable, LocalTables
-from asyncps.localvalues import Kind, Value, check_same, describe, restore
+from asyncps.localvalues import Kind, Value, check_outs, check_same, describe, restore
 from asyncps.state.keys import unknown_key
 from asyncps.tablevalues import check_shape
 from asyncps.tensor import checkpoint, updates
@@ -376,12 +376,7 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         if out is None:
             return [np.empty_like(array) for array in stored]
         outs = as_values(len(keys), out, listed)
-        for name, array, given in zip(keys, stored, outs, strict=True):
-            for target in device_values(given, name):
-                if not isinstance(target, np.ndarray) or not target.flags.writeable:
-                    raise TensorError("out must be a writable NumPy array", key=name,
-                                      got=type(target).__name__)
-                check_same(name, array, target)
+        check_outs(keys, stored, outs)
         return outs
 
     def _find(self, key: Key) -> Value:

@@ -31,7 +31,7 @@ from asyncps.tensor.rowsparse import RowSparse
 from asyncps.tensor.safefile import entry_of
 from asyncps.tensor.savedtable import TableRows, TableWords, give_rows, rows_of
 from asyncps.tensor.table import Step, Table
-from asyncps.values import Key, as_keys, as_values
+from asyncps.values import Key, as_keys, as_values, check_apart
 
 
 class LocalTable:
@@ -175,8 +175,9 @@ class LocalTables:
                                   expected="a call of their own")
         given = as_values(len(keys), value, listed)
         rows = [self.find(key).checked(each) for key, each in zip(keys, given, strict=True)]
-        store.push(list(keys), rows)
         outs = [None] * len(keys) if out is None else as_values(len(keys), out, listed)
+        check_apart(keys, outs)
+        store.push(list(keys), rows)
         found = [self.find(key).pull(each.rows, place)
                  for key, each, place in zip(keys, rows, outs, strict=True)]
         return found if listed else found[0]
@@ -303,6 +304,7 @@ class LocalRowVerbs:
         keys, listed = as_keys(key)
         given = as_values(len(keys), row_ids, listed)
         outs = [None] * len(keys) if out is None else as_values(len(keys), out, listed)
+        check_apart(keys, outs)
         found = [self._tables.find(name).pull(ids, place)
                  for name, ids, place in zip(keys, given, outs, strict=True)]
         result = found if listed else found[0]

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from asyncps import optim
-from asyncps.errors import CheckpointError, DtypeMismatch, OptimizerError, ShapeMismatch
+from asyncps.errors import (
+    CheckpointError,
+    DtypeMismatch,
+    OptimizerError,
+    ShapeMismatch,
+    TensorError,
+)
 from asyncps.tensor import dtypes, updates
 from asyncps.tensor.checkpoint import Checkpoint
-from asyncps.values import Array, Key, key_spec
+from asyncps.values import Array, Key, check_apart, device_values, key_spec
 
 Kind = type[optim.Optimizer]
 Hyper = Mapping[str, Any]
@@ -100,3 +108,23 @@ def restore(found: Checkpoint, values: Mapping[Key, Value]) -> tuple[Kind | None
     for key, value in values.items():
         value.updates = clocks[key]
     return kind, hyper
+
+
+def check_outs(keys: Sequence[Key], stored: Sequence[Array], outs: Sequence[Any]) -> None:
+    """Refuse arrays that cannot take the values of keys.
+
+    Args:
+        keys: Their names.
+        stored: Their values.
+        outs: An array, or a list of device arrays, for each.
+
+    Raises:
+        TensorError, ShapeMismatch, DtypeMismatch: One cannot, or is the place of two keys.
+    """
+    check_apart(keys, outs)
+    for name, array, given in zip(keys, stored, outs, strict=True):
+        for target in device_values(given, name):
+            if not isinstance(target, np.ndarray) or not target.flags.writeable:
+                raise TensorError("out must be a writable NumPy array", key=name,
+                                  got=type(target).__name__)
+            check_same(name, array, target)

@@ -16,7 +16,7 @@ from asyncps.roles.plan import Plan
 from asyncps.roles.tableunit import check_optimizer
 from asyncps.roles.worker import Worker
 from asyncps.tablevalues import Contribution, Fetch
-from asyncps.values import Outgoing, as_values
+from asyncps.values import Outgoing, as_values, check_apart
 
 
 class TableCall(Call):
@@ -98,6 +98,7 @@ class RowCalls:
         count, listed = len(plan.infos), isinstance(keys, (list, tuple))
         given = as_values(count, row_ids, listed)
         outs = [None] * count if out is None else as_values(count, out, listed)
+        check_apart([info.key for info in plan.infos], outs)
         fetches = [Fetch(*each) for each in zip(plan.infos, given, outs, strict=True)]
         op = Operation("pull", lent=False)
         return self._table_call(op, plan, None, keys, priority).with_rows((), fetches)
@@ -130,6 +131,7 @@ class RowCalls:
         fetches: list[Fetch] = []
         if pull:
             outs = [None] * len(rows) if out is None else as_values(len(rows), out, listed)
+            check_apart([each.info.key for each in rows], outs)
             fetches = [Fetch(each.info, each.ids, place)
                        for each, place in zip(rows, outs, strict=True)]
         dense = None if pull else Outgoing(plan, given, copy=copy, pool=client.pool)

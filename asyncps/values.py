@@ -309,6 +309,27 @@ class Outgoing:
         return buffer
 
 
+def check_apart(keys: Sequence[Key], outs: Sequence[Any]) -> None:
+    """Refuse one array as the place of two keys' answers; memory that overlaps is not looked at.
+
+    Args:
+        keys: Of the call.
+        outs: An array, a list of device arrays or None for each.
+
+    Raises:
+        TensorError: It names the second key.
+    """
+    if len(keys) == 1:
+        return
+    seen: dict[int, int] = {}
+    for at, out in enumerate(outs):
+        for each in out if isinstance(out, (list, tuple)) else (out,):
+            if isinstance(each, np.ndarray) and seen.setdefault(id(each), at) != at:
+                raise TensorError("one array as out of two keys", key=keys[at],
+                                  expected="an array of its own",
+                                  got=f"that of key {keys[seen[id(each)]]!r}")
+
+
 class Incoming:
     """Where the answers of one call go.
 
@@ -332,6 +353,8 @@ class Incoming:
         self.finishing: list[Callable[[], None]] = []
         if outs is None:
             outs = [np.empty(info.shape, info.dtype) for info in plan.infos]
+        elif len(outs) > 1:
+            check_apart([info.key for info in plan.infos], outs)
         self.arrays = outs
         self.slabs = [self._rows(slab, plan, outs) for slab in plan.slabs]
         self.large = [as_bytes(self._place(outs[index], info)) for index, info in plan.large]

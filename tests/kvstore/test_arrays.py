@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import asyncps
 from asyncps.errors import DtypeMismatch, TensorError
 from asyncps.kvstore import KVStore
 from tests.kvstore.scenarios import BF16, DTYPES
@@ -227,3 +228,43 @@ def test_nan_and_infinities_travel_unchanged() -> None:
             assert store.pull(name).tobytes() == special.tobytes(), name
 
     on_cluster(work)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+@pytest.mark.parametrize("kind", ["local", "dist_sync"])
+def test_one_array_is_no_place_for_two_keys(kind: str, size: int) -> None:
+    with asyncps.create(kind) as store:
+        store.init(["a", "b"], [np.zeros(size, "f4"), np.ones(size, "f4")])
+        one, two = np.full(size, 7, "f4"), np.full(size, 7, "f4")
+        for verb in (
+            lambda: store.pull(["a", "b"], out=[one, one]),
+            lambda: store.pull(["a", "b"], out=[[two, one], [one]]),
+            lambda: store.pushpull(["a", "b"], [one, one]),
+            lambda: store.pushpull(["a", "b"], [one, two], out=[two, two]),
+        ):
+            with pytest.raises(TensorError, match=r"two keys \(key 'b'.*got that of key 'a'"):
+                verb()
+        assert (one == 7).all()
+        store.pull(["a", "b"], out=[[one, one], two])  # twice of one key does no harm
+        assert (one == 0).all()
+        assert (two == 1).all()
+        store.push(["a", "b"], [two, two])  # what is only sent may be one
+        assert all((value == 1).all() for value in store.pull(["a", "b"]))
+
+
+@pytest.mark.parametrize("kind", ["local", "dist_sync"])
+def test_one_array_is_no_place_for_rows_of_two_keys(kind: str) -> None:
+    rows = asyncps.RowSparse([1], np.ones((1, 2), "f4"), (5, 2))
+    with asyncps.create(kind) as store:
+        store.init(["s", "t"], [asyncps.initializer.Zero(), asyncps.initializer.One()],
+                   shape=(5, 2))
+        out = np.full((1, 2), 7, "f4")
+        for verb in (
+            lambda: store.row_sparse_pull(["s", "t"], [[1], [2]], out=[out, out]),
+            lambda: store.pushpull(["s", "t"], [rows, rows], out=[out, out]),
+        ):
+            with pytest.raises(TensorError, match=r"two keys \(key 't'.*got that of key 's'"):
+                verb()
+        assert (out == 7).all()
+        found = store.row_sparse_pull(["s", "t"], [[1], [2]], out=[out, out.copy()])
+        assert [each.values[0, 0] for each in found] == [0, 1]

@@ -262,7 +262,6 @@ class _Home:
         client = self._runtime.run(lambda: self._worker.open_store(name, config))
         core = self._cores.get(name)
         if core is None:
-            client.closed = False  # it may have been closed before
             core = self._cores[name] = Core(self._worker, client, self._worker.shortcut(client))
         return KVStore(core, self._runtime, lambda well: self._release(name, well))
 

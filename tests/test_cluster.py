@@ -284,6 +284,48 @@ assert (b.pushpull("w", np.ones(10, "f4")) == 2).all()
         assert member.wait(START_S) == 0, member.output
 
 
+def test_store_that_one_worker_closes_goes_on_without_it(processes: ProcessGroup) -> None:
+    program = """
+import numpy as np, asyncps
+from asyncps.errors import ClosedError
+ones = np.ones(10, "f4")
+a, b = asyncps.create("dist_sync"), asyncps.create("dist_sync", name="b")
+b.init("w", np.zeros(10, "f4"))
+b.set_optimizer("sgd", learning_rate=1.0)
+for _ in range(3):
+    b.pushpull("w", ones.copy())
+a.barrier()
+if a.rank == 0:
+    b.push("w", ones)          # an open round, which worker 1 leaves
+    a.barrier()
+    assert (b.pull("w") == -7).all()
+    for epoch in range(2):
+        assert (b.pushpull("w", ones.copy()) == -8 - epoch).all()
+        b.barrier()
+        assert b.join() == 0
+    a.barrier()
+    b.close()
+else:
+    b.close()
+    a.barrier()
+    try:
+        asyncps.create("dist_sync", name="b")
+    except ClosedError as error:
+        assert "worker 1 has closed store 'b'" in str(error), error
+    else:
+        raise SystemExit("opened it again")
+    a.barrier()
+a.barrier()
+b = asyncps.create("dist_sync", name="b")  # a new one
+b.init("w", np.zeros(10, "f4"))
+assert (b.pushpull("w", ones) == 2).all()
+"""
+    job = Job(processes, workers=2)
+    scheduler, servers, workers = job.start(program)
+    for member in (*workers, *servers, scheduler):
+        assert member.wait(START_S) == 0, member.output
+
+
 def test_settings_may_be_given_by_name() -> None:
     with asyncps.create("dist_sync", chunk_bytes=65536, round_s=5.0, local_rank=3) as store:
         assert store.local_rank == 3

@@ -73,6 +73,7 @@ class Attendance(Message, tag=93):
 
     store: int
     rank: int | None
+    closed: bool = False  # that one has closed the store: for good
 
 
 # Units that one question for clocks names: each answers with as many clocks as it has rows.

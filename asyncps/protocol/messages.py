@@ -136,7 +136,7 @@ class OpenStore(Message, tag=20):
 
 
 class CloseStore(Message, tag=27):
-    """A worker has no more to do with a store, until it opens it again. Answered with Done."""
+    """A worker has no more to do with a store: it has left it. Answered with Done."""
 
     store: int
 

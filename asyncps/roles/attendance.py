@@ -26,17 +26,24 @@ if TYPE_CHECKING:
 Call = Callable[[], None]
 
 
-def attend(keeper: Keeper, rank: int | None, everybody: Callable[[], int], done: Call) -> None:
+def attend(
+    keeper: Keeper, rank: int | None, everybody: Callable[[], int], done: Call, *,
+    closed: bool = False,
+) -> None:
     """Carry out what the scheduler says of a store.
 
     Args:
         keeper: The store.
-        rank: Who has joined and is not waited for; None: all have, and all count again.
+        rank: Who has joined or closed the store, and is not waited for; None: all have joined, and
+            all that have not closed it count again.
         everybody: Returns one bit for each worker that has not left.
         done: Called when it is so: at once, unless an optimizer of the user's own is at work and
             all are to count again. They begin where that ends.
+        closed: That rank has closed the store. What it waits for it still gets.
     """
     rules = keeper.rules
+    if closed and rank is not None:
+        keeper.closed |= 1 << rank
     rules.members = 0 if rank is None else rules.members & ~(1 << rank)
     for unit in keeper.units.values():
         for part in parts_of(unit):
@@ -50,7 +57,7 @@ def attend(keeper: Keeper, rank: int | None, everybody: Callable[[], int], done:
 
 
 def _count_again(keeper: Keeper, everybody: Callable[[], int], done: Call) -> None:
-    members = keeper.rules.members = everybody()
+    members = keeper.rules.members = everybody() & ~keeper.closed
     for unit in keeper.units.values():
         for part in parts_of(unit):
             _clocks_of(part).count_again(members)

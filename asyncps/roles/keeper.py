@@ -51,6 +51,7 @@ class Keeper(Holdings):
         workshop: Where optimizers of the user's own work; one of its own if there is none.
 
     Attributes:
+        closed: Who has closed the store, one bit for each: for good, whoever joins.
         late_acks: Pushes are acknowledged when they are applied, which may take its time.
     """
 
@@ -63,6 +64,7 @@ class Keeper(Holdings):
             config.order, config.reduce, members, bound_of(config),
             multi_precision=config.multi_precision,
         ))
+        self.closed = 0
         self.late_acks = False
         self._workshop = workshop
         self._answer = answer

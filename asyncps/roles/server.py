@@ -216,7 +216,7 @@ class Server:
             if keeper is None:
                 done()
             else:
-                attend(keeper, message.rank, self._members, done)
+                attend(keeper, message.rank, self._members, done, closed=message.closed)
             return
         if keeper is None:
             self.keepers[message.store] = Keeper(

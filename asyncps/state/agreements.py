@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from asyncps import optim
@@ -17,16 +18,13 @@ from asyncps.protocol import messages as m
 from asyncps.state.meetings import Call as Call
 from asyncps.state.meetings import Meeting as Meeting
 from asyncps.state.meetings import left_error
+from asyncps.state.openings import MAX_STALENESS as MAX_STALENESS
+from asyncps.state.openings import check_config, check_name, closed_error
 from asyncps.state.routing import Routing
 from asyncps.state.sayings import canonical, disagreement, spelled
 from asyncps.state.together import conclude
 
-STORE_TYPES = ("dist_sync", "dist_async", "dist_ssp")
-MAX_STALENESS = 1 << 20
-ORDERS = ("arrival", "rank")
-REDUCTIONS = ("sum", "mean")
 MAX_STORES = 256  # open stores of a job: protects the scheduler's memory
-MAX_NAME = 1024  # characters of the name of a store or an optimizer: the same
 
 StoreRequest = (
     m.OpenStore | m.CloseStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier
@@ -53,6 +51,7 @@ class Order:
 
 
 Action = Answer | Order
+Parted = tuple[list[list[Call]], list[Call]]  # generations that are complete, calls that break
 
 
 @dataclass(slots=True)
@@ -101,12 +100,14 @@ class Stores:
         Raises:
             AsyncPSError: What the request is to be answered with.
         """
+        store = self._by_number.get(getattr(message, "store", 0))
+        if store is not None and rank in store.closed and not isinstance(message, m.CloseStore):
+            raise closed_error(rank, store.name)
         match message:
             case m.OpenStore():
                 return self._open(rank, request, message)
             case m.CloseStore():
-                self._store(message.store).closed.add(rank)
-                return [Answer(rank, request, m.Done()), *self._drop_closed()]
+                return self._close(rank, request, self._store(message.store))
             case m.Barrier():
                 meeting = self._store(message.store).barrier
                 return _all_done(meeting.come(rank, request, None) or [])
@@ -114,7 +115,7 @@ class Stores:
                 store = self._store(message.store)
                 if store.joined:
                     raise _joined_error(store)
-                _check_name("an optimizer", message.name)
+                check_name("an optimizer", message.name)
                 canonical(message)
                 calls = store.optimizer.come(rank, request, message)
                 return self._agree(store, calls) if calls else []
@@ -178,25 +179,47 @@ class Stores:
         if rank == 0:
             self._no_owner = why
         actions: list[Action] = []
-        error = m.error_to_wire(why)
+        depart = Meeting.leave if lost is None else Meeting.lose
         for store in self._by_number.values():
-            depart = Meeting.leave if lost is None else Meeting.lose
-            complete, broken = depart(store.barrier, rank)
-            for generation in complete:
-                actions += _all_done(generation)
-            complete, more = depart(store.optimizer, rank)
-            for generation in complete:
-                actions += self._agree(store, generation)
-            complete, cut = store.together.leave(rank, lost)
-            for generation in complete:
-                actions += _concluded(generation)
-            more += cut
-            actions += [Answer(call.rank, call.request, error) for call in broken + more]
-            store.joined.pop(rank, None)
-            actions += self._end_joining(store)
-            store.routing.forget(rank)
-            if rank == 0:
-                actions += [Answer(*waiter, error) for waiter in store.routing.close(why)]
+            actions += self._depart(store, rank, why, depart)
+        return actions + self._drop_closed()
+
+    def _depart(
+        self, store: _Store, rank: int, why: ClusterError, depart: Callable[[Meeting, int], Parted]
+    ) -> list[Action]:
+        """Have nobody wait for a worker in a store."""
+        actions: list[Action] = []
+        complete, broken = depart(store.barrier, rank)
+        for generation in complete:
+            actions += _all_done(generation)
+        complete, more = depart(store.optimizer, rank)
+        for generation in complete:
+            actions += self._agree(store, generation)
+        complete, cut = store.together.leave(rank, why)
+        for generation in complete:
+            actions += _concluded(generation)
+        error = m.error_to_wire(why)
+        actions += [Answer(call.rank, call.request, error) for call in broken + more + cut]
+        store.joined.pop(rank, None)
+        actions += self._end_joining(store)
+        store.routing.forget(rank)
+        if rank == 0:
+            actions += [Answer(*waiter, error) for waiter in store.routing.close(why)]
+        return actions
+
+    def _close(self, rank: int, request: int, store: _Store) -> list[Action]:
+        """A worker has no more to do with a store: in it, it has left."""
+        actions: list[Action] = [Answer(rank, request, m.Done())]
+        if rank in store.closed:
+            return actions
+        store.closed.add(rank)
+        if rank in store.joined:
+            error = m.error_to_wire(closed_error(rank, store.name))
+            actions.append(Answer(rank, store.joined[rank], error))
+        if self._workers - store.closed:
+            closed = m.Attendance(store.number, rank, closed=True)
+            actions += self._command(store, closed, [])[1]
+        actions += self._depart(store, rank, left_error(rank), Meeting.leave)
         return actions + self._drop_closed()
 
     def summaries(self) -> list[m.StoreStatus]:
@@ -214,7 +237,7 @@ class Stores:
                 for generation, ranks, count in meeting.missing():
                     found.append(((store.number, what, generation), ranks, count))
             if store.joined:
-                still_in = sorted(self._workers - store.joined.keys())
+                still_in = sorted(self._workers - store.closed - store.joined.keys())
                 found.append(((store.number, "join", 0), still_in, len(store.joined)))
             if store.routing.waiting:
                 found.append(((store.number, "init", 0), [0], store.routing.waiting))
@@ -237,8 +260,8 @@ class Stores:
         return store
 
     def _open(self, rank: int, request: int, message: m.OpenStore) -> list[Action]:
-        _check_name("a store", message.name)
-        _check_config(message.config)
+        check_name("a store", message.name)
+        check_config(message.config)
         store = self._by_name.get(message.name)
         if store is None:
             return self._create(rank, request, message)
@@ -247,7 +270,8 @@ class Stores:
                 f"worker {rank} opens store {message.name!r} otherwise than worker "
                 f"{store.opener} did", rank=rank, expected=spelled(store.config),
                 got=spelled(message.config))
-        store.closed.discard(rank)
+        if rank in store.closed:
+            raise closed_error(rank, store.name)
         if store.opening is None:
             return [Answer(rank, request, m.StoreOpened(store.number))]
         store.opening.waiters.append((rank, request))
@@ -288,7 +312,7 @@ class Stores:
 
     def _end_joining(self, store: _Store) -> list[Action]:
         """Have everybody counted again, if all have joined."""
-        if not store.joined or not store.joined.keys() >= self._workers:
+        if not store.joined or not store.joined.keys() >= self._workers - store.closed:
             return []
         joined, store.joined = store.joined, {}
         store.barrier.all_back(joined)
@@ -374,20 +398,3 @@ def _concluded(calls: list[Call]) -> list[Action]:
 def _joined_error(store: _Store) -> ClusterError:
     ranks = ", ".join(map(str, store.joined))[:400]
     return ClusterError(f"not while workers have joined, which nobody waits for: {ranks}")
-
-
-def _check_name(what: str, name: str) -> None:
-    if not 1 <= len(name) <= MAX_NAME:
-        raise ConfigError(f"the name of {what} has the wrong length",
-                          expected=f"1 to {MAX_NAME} characters", got=len(name))
-
-
-def _check_config(config: m.StoreConfig) -> None:
-    for name, allowed in (("type", STORE_TYPES), ("order", ORDERS), ("reduce", REDUCTIONS)):
-        if getattr(config, name) not in allowed:
-            raise ConfigError(f"unknown {name} of a store", expected=", ".join(allowed),
-                              got=repr(getattr(config, name)[:100]))
-    most = MAX_STALENESS if config.type == "dist_ssp" else 0
-    if not 0 <= config.staleness <= most:
-        raise ConfigError(f"staleness of a {config.type} store is out of range",
-                          expected=f"0 to {most}", got=config.staleness)

@@ -341,8 +341,8 @@ def test_all_go_on_where_an_optimizer_that_is_at_work_ends(
             assert all_have.wait(20)
             weight -= grad
 
-    def attend(keeper: Any, rank: int | None, *rest: Any) -> None:
-        carried_out(keeper, rank, *rest)
+    def attend(keeper: Any, rank: int | None, *rest: Any, closed: bool) -> None:
+        carried_out(keeper, rank, *rest, closed=closed)
         if rank is None:
             all_have.set()
 

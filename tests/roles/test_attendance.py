@@ -94,6 +94,26 @@ async def test_pushes_that_come_as_they_like_stand_at_one_clock_after_a_join(
         assert values(server, rank) == [5 + 10 * turn]
 
 
+async def test_worker_that_closes_the_store_gets_what_it_waits_for_and_counts_no_more() -> None:
+    server = FakeServer(3)
+    server.init(0, "float32", [value(0)], slab=False)
+    for rank in (0, 1):
+        pushed(server, rank, 1, 1)
+    attend(server.keeper, 2, lambda: 0b111, nothing, closed=True)
+    assert values(server, 0) == values(server, 1) == [2]
+    pushed(server, 1, 2, 5)
+    attend(server.keeper, 1, lambda: 0b111, nothing, closed=True)
+    assert values(server, 1) == []
+    pushed(server, 0, 2, 5)
+    assert values(server, 0) == values(server, 1) == [10]
+    for _ in range(2):  # each join that begins and ends
+        attend(server.keeper, 0, lambda: 0b111, nothing)
+        attend(server.keeper, None, lambda: 0b111, nothing)
+        assert server.keeper.rules.members == 0b001
+    pushed(server, 0, 3, 7)
+    assert values(server, 0) == [7]
+
+
 async def test_mean_divides_by_those_who_contributed() -> None:
     server = FakeServer(3, reduce="mean")
     server.init(0, "float32", [value(0)], slab=False)

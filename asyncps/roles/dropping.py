@@ -20,4 +20,4 @@ def drop(keeper: Keeper) -> None:
         waiter.error = error
         keeper.tell(waiter)
     keeper.units.clear()
-    keeper.pool.keep_less(keeper.value_bytes)
+    keeper.pool.keep_less(keeper.dense_bytes)

@@ -43,6 +43,7 @@ from asyncps.tensor.safefile import (
     Slot,
     entry_of,
     layout,
+    open_files,
     read_array,
     read_header,
     read_into,
@@ -198,22 +199,33 @@ class Reader:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        folder = Path(directory)
-        keys, self.meta, tables = read_meta(folder)
+        self._files: dict[str, FileIO] = {}
         self.weights: dict[Key, Slot] = {}
         self.state: dict[Key, dict[str, Slot]] = {}
         self.tables: dict[Key, tuple[TableWords, dict[str, Slot]]] = {}
-        self._folder = folder
-        self._files: dict[str, FileIO] = {}
-        for name, slot in read_header(folder / WEIGHTS).items():
+        self.meta: dict[str, Any] = {}
+        self._files = open_files(Path(directory), META, (WEIGHTS, STATE, TABLES))
+        try:
+            self._look(Path(directory))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def _look(self, folder: Path) -> None:
+        files = self._files
+        keys, self.meta, tables = read_meta(files[META].readall, folder / META)
+        for name in (WEIGHTS, STATE, *([TABLES] if tables else [])):
+            if name not in files:
+                raise CheckpointError("a checkpoint without one of its files", got=folder / name)
+        for name, slot in read_header(files[WEIGHTS], folder / WEIGHTS).items():
             self.weights[key_of(keys, name, folder)] = slot
-        for label, slot in read_header(folder / STATE).items():
+        for label, slot in read_header(files[STATE], folder / STATE).items():
             name, _, part = label.rpartition("/")
             self.state.setdefault(key_of(keys, name, folder), {})[part] = slot
         if not tables:
             return
         self.tables = {key_of(keys, name, folder): (words, {}) for name, words in tables.items()}
-        for label, slot in read_header(folder / TABLES).items():
+        for label, slot in read_header(files[TABLES], folder / TABLES).items():
             name, _, part = label.rpartition("/")
             if name not in tables:
                 raise CheckpointError("rows of no known table", got=f"{name} in {folder}")
@@ -222,13 +234,6 @@ class Reader:
             words.check_parts({part: slot.entry for part, slot in slots.items()}, key)
 
     def __enter__(self) -> Self:
-        try:
-            for name in (WEIGHTS, STATE, *([TABLES] if self.tables else [])):
-                self._files[name] = FileIO(self._folder / name)
-        except OSError as error:
-            self.__exit__(None, None, None)
-            raise CheckpointError(f"a checkpoint without one of its files: {error.strerror}",
-                                  got=self._folder) from error
         return self
 
     def __exit__(
@@ -330,7 +335,8 @@ def show(directory: str | os.PathLike[str]) -> tuple[list[Item], dict[str, Any]]
     Raises:
         CheckpointError: As `read`.
     """
-    found = Reader(directory)
+    with Reader(directory) as found:
+        pass
     items = [Item(key, None, *slot.entry) for key, slot in found.weights.items()]
     items += [Item(key, name, *slot.entry) for key, slots in found.state.items()
               for name, slot in slots.items()]

@@ -152,7 +152,7 @@ async def test_rows_of_others_are_not_restored(bench: Bench, ids: list[int]) -> 
 async def test_restores_that_cannot_be_are_refused(bench: Bench) -> None:
     good = rows.pack(np.array([12], np.int64), 40) + bytes(12)
     for part, unit, payload in (
-        ("rows", TABLE, good), ("x", TABLE, good), ("values", CHUNK, good),
+        ("rows", TABLE, good), ("x", TABLE, good), ("state.momentum", TABLE, good), ("values", CHUNK, good),
         ("values", TABLE, good[:-1]), ("values", TABLE, good + bytes(4)),
         ("values", TABLE, b"x"), ("values", TABLE, bytes(24 << 20)),
     ):

@@ -48,7 +48,7 @@ from asyncps.tensor.safefile import (
     read_header,
     read_into,
 )
-from asyncps.tensor.savedtable import ROWS, STATE_PREFIX, VALUES, TableRows, TableWords
+from asyncps.tensor.savedtable import ROWS, STATE_PREFIX, VALUES, SavedRows, TableWords
 
 Key = int | str
 State = Mapping[Key, Mapping[str, Array]]
@@ -84,7 +84,7 @@ class Checkpoint:
     weights: dict[Key, Array]
     state: dict[Key, dict[str, Array]]
     meta: dict[str, Any]
-    tables: dict[Key, TableRows] = field(default_factory=dict)
+    tables: dict[Key, SavedRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class Writer:
 
     Raises:
         CheckpointError: From every method: the disk is full, something else stands at the path, or
-            what shall be written cannot be. What stood there before still does.
+            what shall be written cannot be. What stood there before still does, or the new one
+            whole.
     """
 
     def __init__(
@@ -268,18 +269,18 @@ class Reader:
             {key: self._read_table(words, slots) for key, (words, slots) in self.tables.items()},
         )
 
-    def _read_table(self, words: TableWords, slots: Mapping[str, Slot]) -> TableRows:
+    def _read_table(self, words: TableWords, slots: Mapping[str, Slot]) -> SavedRows:
         arrays = {part: read_array(self._files[TABLES], slot) for part, slot in slots.items()}
         rows, bare = arrays.pop(ROWS), VALUES not in arrays
         none = np.empty((0, *words.shape[1:]), dtypes.numpy_dtype(words.dtype))
-        return TableRows(words, rows, arrays.pop(VALUES, none), {
+        return SavedRows(words, rows, arrays.pop(VALUES, none), {
             part.removeprefix(STATE_PREFIX): array for part, array in arrays.items()
         }, bare)
 
 
 def write(
     directory: str | os.PathLike[str], weights: Mapping[Key, Array], state: State,
-    meta: Mapping[str, Any], tables: Mapping[Key, TableRows] | None = None,
+    meta: Mapping[str, Any], tables: Mapping[Key, SavedRows] | None = None,
 ) -> None:
     """Write a checkpoint; one that stands there already is replaced in one step.
 
@@ -292,7 +293,7 @@ def write(
 
     Raises:
         CheckpointError: The disk is full, something else stands at the path, or a value cannot be
-            written. What stood there before still does.
+            written. What stood there before still does, or the new one whole.
     """
     tables = tables or {}
     contents = Contents(

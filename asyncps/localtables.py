@@ -27,9 +27,10 @@ from asyncps.tablevalues import (
 )
 from asyncps.tensor import dtypes, updates
 from asyncps.tensor.checkpoint import Checkpoint
+from asyncps.tensor.checkpointmeta import clocks_of
 from asyncps.tensor.rowsparse import RowSparse
 from asyncps.tensor.safefile import entry_of
-from asyncps.tensor.savedtable import TableRows, TableWords, give_rows, rows_of
+from asyncps.tensor.savedtable import SavedRows, TableWords, give_rows, rows_of
 from asyncps.tensor.table import Step, Table
 from asyncps.values import Key, as_keys, as_values, check_apart
 
@@ -85,22 +86,22 @@ class LocalTable:
         ))
         self.updates += 1
 
-    def saved(self, *, weights: bool) -> TableRows:
+    def saved(self, *, weights: bool) -> SavedRows:
         """Return all rows for a checkpoint, or only what the optimizer keeps for them."""
         assert self.spec.rows is not None
         found, now = rows_of([self.table]), self.table.initializer
         words = TableWords(self.shape, self.spec.dtype, self.spec.rows,
                            None if now == self.spec.rows else now)
-        return TableRows(words, found.rows, found.values if weights else found.values[:0],
+        return SavedRows(words, found.rows, found.values if weights else found.values[:0],
                          found.state, not weights)
 
-    def take(self, saved: TableRows, updates: int, *, weights: bool) -> None:
+    def take(self, saved: SavedRows, updates: int, *, weights: bool) -> None:
         """Let rows be those of a checkpoint that fits, and no others; or their state."""
         if weights:
             self.table.reset(saved.words.others)
         else:
             self.table.forget_state()
-            saved = TableRows(saved.words, saved.rows, saved.values[:0], saved.state, True)
+            saved = SavedRows(saved.words, saved.rows, saved.values[:0], saved.state, True)
         give_rows(self.table, saved)
         self.updates = updates
 
@@ -219,7 +220,7 @@ class LocalTables:
         check_optimizer(optimizer.name)
         updates.check_usable(optimizer.name, self.find(key).table.dtype, hyper)
 
-    def saved(self, *, weights: bool) -> dict[Key, TableRows]:
+    def saved(self, *, weights: bool) -> dict[Key, SavedRows]:
         """Return all tables for a checkpoint, or only what the optimizer keeps for them."""
         return {key: each.saved(weights=weights) for key, each in self.by_key.items()}
 
@@ -244,7 +245,7 @@ class LocalTables:
             CheckpointError: It lacks a key, or has one of another kind or with other first values.
             ShapeMismatch, DtypeMismatch: A key is different there.
         """
-        clocks = _clocks_of(found)
+        clocks = clocks_of(found.meta)
         for key in found.weights if weights else ():
             if key in self.by_key:
                 raise CheckpointError("a dense value of a row-sparse key", key=key)
@@ -277,17 +278,10 @@ class LocalTables:
         self, found: Checkpoint, made: Mapping[Key, LocalTable], *, weights: bool
     ) -> None:
         """Take what was compared."""
-        clocks = _clocks_of(found)
+        clocks = clocks_of(found.meta)
         for key, table in made.items():
             table.take(found.tables[key], clocks[key], weights=weights)
         self.by_key = dict(made)
-
-
-def _clocks_of(found: Checkpoint) -> dict[Key, int]:
-    try:
-        return {key: int(count) for key, count in found.meta["clocks"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"a checkpoint that no store has written: {error!r}") from None
 
 
 class LocalRowVerbs:

@@ -17,6 +17,7 @@ from asyncps.errors import (
 )
 from asyncps.tensor import dtypes, updates
 from asyncps.tensor.checkpoint import Checkpoint
+from asyncps.tensor.checkpointmeta import clocks_of
 from asyncps.values import Array, Key, check_apart, device_values, key_spec
 
 Kind = type[optim.Optimizer]
@@ -87,11 +88,11 @@ def restore(found: Checkpoint, values: Mapping[Key, Value]) -> tuple[Kind | None
         if told is not None:
             kind = optim.by_name(told["name"])
             hyper = updates.prepared(kind(**told["hyper"]).hyper)
-        clocks = {key: int(count) for key, count in found.meta["clocks"]}
     except OptimizerError:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"a checkpoint that no store has written: {error!r}") from None
+    clocks = clocks_of(found.meta)
     lacking = [key for key in values if key not in clocks]
     if lacking:
         raise CheckpointError("a checkpoint that lacks a key of this store", key=lacking[0])

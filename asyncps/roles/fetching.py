@@ -57,8 +57,9 @@ class Disk:
         return await asyncio.wrap_future(self._thread.submit(work, *arguments))
 
     def last(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Run something there behind all else; leaving waits for it."""
-        self._used = True
+        """Run something there behind all else, if anything was run; leaving waits for it."""
+        if not self._used:
+            return
         self._thread.submit(work, *arguments)
 
 

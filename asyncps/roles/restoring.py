@@ -29,14 +29,16 @@ from asyncps.protocol.messages import Key, KeySpec, Placement
 from asyncps.roles import restoringrows
 from asyncps.roles.client import Client
 from asyncps.roles.fetching import Disk, Window, answered, restore
-from asyncps.roles.storing import Path, ask_units, list_keys, states_of
+from asyncps.roles.storing import Path, ask_units, check_names, list_keys, states_of
 from asyncps.roles.stretches import Place, Range, Stretch, places_of, ranges_of
 from asyncps.roles.worker import Worker
 from asyncps.state.keyspecs import size_of
 from asyncps.tensor import dtypes
 from asyncps.tensor.checkpoint import Reader
+from asyncps.tensor.checkpointmeta import clocks_of
 from asyncps.tensor.safefile import Entry
-from asyncps.tensor.words import MASTER
+from asyncps.tensor.steps import states_ever
+from asyncps.tensor.words import MASTER, MAX_STATE_NAME
 
 # Keys that are made by one call: each is a few hundred bytes on its way.
 _MADE_AT_ONCE = 1000
@@ -84,8 +86,7 @@ class Loading:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._reader is not None:
-            self._disk.last(self._reader.__exit__, None, None, None)
+        self._disk.last(self._end)
         await self._disk.__aexit__(kind, error, trace)
 
     async def open(self) -> Words:
@@ -98,8 +99,7 @@ class Loading:
                 asked for.
             Disagreement: A round is open.
         """
-        reader = self._reader = await self._disk.run(Reader, self._path)
-        await self._disk.run(reader.__enter__)
+        reader = await self._disk.run(self._begin)
         words = _words_of(reader, self._path)
         if words.optimizer is None and not self._weights:
             raise OptimizerError("a checkpoint without an optimizer", got=self._path)
@@ -111,6 +111,14 @@ class Loading:
             words = Words(kept.optimizer, kept.hyper, words.clocks)
         self._words = words
         return words
+
+    def _begin(self) -> Reader:
+        self._reader = Reader(self._path)
+        return self._reader
+
+    def _end(self) -> None:
+        if self._reader is not None:
+            self._reader.__exit__(None, None, None)
 
     async def carry_out(self) -> None:
         """Let the servers keep what the checkpoint holds; the optimizer has been set by then.
@@ -216,6 +224,7 @@ class Loading:
             if key not in specs or key not in words.clocks or specs[key].rows is not None:
                 raise CheckpointError("what an optimizer keeps for a key that is not there",
                                       key=key, got=self._path)
+            check_names(key, slots)
             for name, slot in slots.items():
                 _check_state(specs[key], name, slot.entry, words.optimizer)
 
@@ -238,15 +247,12 @@ def _words_of(reader: Reader, path: str) -> Words:
         if told is not None:
             kind = optim.by_name(told["name"])
             name, hyper = kind.name, kind(**told["hyper"]).hyper
-        clocks = {key: int(count) for key, count in reader.meta["clocks"]}
     except OptimizerError:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"a checkpoint that no store has written: {error!r}",
                               got=path) from None
-    if any(count < 0 for count in clocks.values()):
-        raise CheckpointError("a checkpoint that no store has written: a clock below 0", got=path)
-    return Words(name, hyper, clocks)
+    return Words(name, hyper, clocks_of(reader.meta))
 
 
 def _check_state(spec: KeySpec, name: str, entry: Entry, optimizer: str | None) -> None:
@@ -254,6 +260,8 @@ def _check_state(spec: KeySpec, name: str, entry: Entry, optimizer: str | None) 
     kind = optim.REGISTRY.get(optimizer or "")
     if kind is None and name != MASTER:
         raise CheckpointError("what an optimizer keeps, without an optimizer", key=spec.key)
+    if kind is not None and kind.builtin and name not in (MASTER, *states_ever(kind.name)):
+        raise CheckpointError(f"{kind.name} keeps no {name[:MAX_STATE_NAME]!r}", key=spec.key)
     dtype = entry.dtype
     if name == MASTER or (kind is not None and kind.builtin):
         dtype = dtypes.by_name(spec.dtype).sum.name

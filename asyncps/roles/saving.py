@@ -27,12 +27,14 @@ from asyncps.protocol.messages import (
 )
 from asyncps.roles import savingrows
 from asyncps.roles.keeper import Keeper
+from asyncps.roles.ownsteps import is_own
 from asyncps.roles.slab import Slab, parts_of
 from asyncps.roles.tableunit import TableParts
 from asyncps.roles.unit import Unit
 from asyncps.tensor.dtypes import Array
 from asyncps.tensor.pool import Bytes
-from asyncps.tensor.words import MASTER
+from asyncps.tensor.safefile import DTYPES
+from asyncps.tensor.words import MASTER, MAX_STATE_NAME, MAX_STATES, MOST_UPDATES
 
 PAGE_ROWS = 1 << 14  # rows that one answer tells of
 
@@ -99,6 +101,21 @@ def check_range(keeper: Keeper, message: StateRange | TableRows, size: int) -> N
         savingrows.check(keeper, message, size)
         return
     unit = _find(keeper, message.unit)
+    _check_range(unit, message, size)
+    optimizer, name = keeper.rules.optimizer, message.name
+    if not name:
+        return
+    if name != MASTER and is_own(optimizer):
+        if len(name) > MAX_STATE_NAME or "/" in name:
+            raise RemoteProtocolError("no name of a state", got=name[:MAX_STATE_NAME])
+        return
+    savingrows.check_kept(optimizer, name)
+    if _dtype(message.dtype) != unit.dtype.sum:
+        raise RemoteProtocolError(f"state {name!r} of another dtype", got=message.dtype[:100],
+                                  expected=unit.dtype.sum.name)
+
+
+def _check_range(unit: Unit | Slab, message: StateRange, size: int) -> None:
     if message.name:
         total = unit.size // unit.dtype.itemsize * _dtype(message.dtype).itemsize
     else:
@@ -117,8 +134,8 @@ def read(keeper: Keeper, message: StateRange) -> memoryview:
     Raises:
         UnknownKey, RemoteProtocolError: There are no such bytes.
     """
-    check_range(keeper, message, message.size)
     unit = _find(keeper, message.unit)
+    _check_range(unit, message, message.size)
     begin, end = message.begin, message.begin + message.size
     parts = parts_of(unit)
     if len(parts) == 1:
@@ -131,7 +148,7 @@ def read(keeper: Keeper, message: StateRange) -> memoryview:
 def write(keeper: Keeper, message: StateRange | TableRows, buffer: Bytes) -> None:
     """Let bytes of a value or a state be these; the buffer goes back to the pool.
 
-    A value that is written from its beginning has no f32 weights any more, until they are written.
+    A value of which anything is written has no f32 weights any more, until they are written.
 
     Raises:
         UnknownKey, RemoteProtocolError: There are no such bytes.
@@ -156,15 +173,18 @@ def set_clocks(keeper: Keeper, message: SetClocks) -> None:
     """Let a chunk, or rows of a slab, have had so many updates.
 
     Raises:
-        UnknownKey, RemoteProtocolError: There is no such unit, or it has no such rows.
+        UnknownKey, RemoteProtocolError: There is no such unit, or it has no such rows, or nobody
+            has had so many.
     """
     unit = _find(keeper, message.unit)
     _split(keeper, unit)
     parts = parts_of(unit)
-    fits = len(message.rows) == len(message.updates) and all(n >= 0 for n in message.updates)
+    fits = len(message.rows) == len(message.updates) and all(
+        0 <= n < MOST_UPDATES for n in message.updates)
     if not fits or not all(0 <= row < len(parts) for row in message.rows):
-        raise RemoteProtocolError("clocks of rows that are not there",
-                                  expected=f"rows below {len(parts)}", got=message.rows[:8])
+        raise RemoteProtocolError("clocks that cannot be",
+                                  expected=f"of rows below {len(parts)}, below {MOST_UPDATES}",
+                                  got=(message.rows[:8], message.updates[:8]))
     for row, count in zip(message.rows, message.updates, strict=True):
         parts[row].updates = count
 
@@ -181,7 +201,7 @@ def _dtype(name: str) -> np.dtype[Any]:
         dtype = np.dtype(name)
     except (TypeError, ValueError):
         dtype = np.dtype(bool)
-    if dtype.kind not in _STATES or not dtype.isnative:
+    if dtype.kind not in _STATES or not dtype.isnative or dtype.name not in DTYPES:
         raise RemoteProtocolError("no dtype of a state", got=name[:100])
     return dtype
 
@@ -254,5 +274,8 @@ def _own_state(part: Unit, message: StateRange) -> Bytes:
     wanted = _dtype(message.dtype)
     array: Array | None = part.state.get(message.name)
     if array is None or array.dtype != wanted:
+        if len({*part.state, message.name} - {MASTER}) > MAX_STATES:
+            raise RemoteProtocolError("too many states of one unit", got=message.name,
+                                      expected=f"at most {MAX_STATES}")
         array = part.state[message.name] = np.zeros(part.size // part.dtype.itemsize, wanted)
     return array.view(np.uint8)

@@ -18,6 +18,7 @@ from asyncps.roles.tableunit import TableParts
 from asyncps.tensor.dtypes import Array
 from asyncps.tensor.pool import Bytes
 from asyncps.tensor.savedtable import ROWS, STATE_PREFIX, VALUES
+from asyncps.tensor.steps import states_ever
 from asyncps.tensor.words import MASTER
 
 # One answer, and the rows of one RESTORE; a single row may be larger.
@@ -74,11 +75,25 @@ def check(keeper: Keeper, message: TableRows, size: int) -> None:
     unit = _find(keeper, message.unit)
     if message.part == ROWS:
         raise RemoteProtocolError("ids that are to be restored", expected="values or a state")
-    _, row_bytes, _ = _row(unit, message.part)
+    _, row_bytes, name = _row(unit, message.part)
+    if name is not None:
+        check_kept(keeper.rules.optimizer, name)
     most = max(MAX_BYTES, row_bytes) + rows.HEAD_BYTES + 8
     if not rows.HEAD_BYTES <= size <= most:
         raise RemoteProtocolError("rows of another size", expected=f"at most {most} bytes",
                                   got=size)
+
+
+def check_kept(optimizer: str | None, name: str) -> None:
+    """Refuse a state that an optimizer of ours never keeps; f32 weights need none.
+
+    Raises:
+        RemoteProtocolError: It says which there are.
+    """
+    known = (MASTER, *states_ever(optimizer))
+    if name not in known:
+        raise RemoteProtocolError("a state that nobody keeps", expected=", ".join(known),
+                                  got=name[:100])
 
 
 def write(keeper: Keeper, message: TableRows, buffer: Bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from asyncps.roles.stretches import Place, Range, Stretch, places_of, ranges_of
 from asyncps.roles.worker import Worker
 from asyncps.tensor.checkpoint import Contents, Writer
 from asyncps.tensor.safefile import Entry
-from asyncps.tensor.words import MASTER
+from asyncps.tensor.words import MASTER, MAX_STATE_NAME, MAX_STATES
 from asyncps.transport.link import Link
 
 Path = str | os.PathLike[str]
@@ -178,7 +178,23 @@ def _what_is_kept(
                                       got=types)
             entry = Entry(str(types.pop()), (elements[key],))
             state.setdefault(key, {})[name] = entry
+    for key, arrays in state.items():
+        check_names(key, arrays)
     return clocks, state
+
+
+def check_names(key: Key, arrays: Iterable[str]) -> None:
+    """Refuse more states of a key, or longer names, than a server takes back.
+
+    Raises:
+        CheckpointError: It says how many and which.
+    """
+    names = [name for name in arrays if name != MASTER]
+    if len(names) > MAX_STATES or any(len(name) > MAX_STATE_NAME for name in names):
+        raise CheckpointError(
+            "what an optimizer keeps for this key is too much for a checkpoint", key=key,
+            expected=f"at most {MAX_STATES} arrays, names of at most {MAX_STATE_NAME} characters",
+            got=f"{len(names)}: {', '.join(name[:MAX_STATE_NAME] for name in names[:4])}")
 
 
 async def _stream(

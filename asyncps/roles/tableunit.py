@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -41,10 +40,12 @@ class RowsWaiter(Waiter):
     """A request for rows.
 
     Attributes:
-        ids: Which.
+        named: Which, in the frame's memory; None once `ids` tells.
+        ids: Which, in memory of their own: only of a request that is let in.
         held_bytes: What it takes, while it waits.
     """
 
+    named: rows.Named | None = None
     ids: rows.Ids | None = None
     held_bytes: int = 0
 
@@ -99,7 +100,7 @@ class TableParts(Unit):
 
     # ---- what a frame may say ----
 
-    def asked(self, kind: int, named: rows.Named | None, size: int) -> rows.Ids | None:
+    def asked(self, kind: int, named: rows.Named | None, size: int) -> rows.Named | None:
         """Check a frame before anything is allocated for it; return the rows that it asks for.
 
         Args:
@@ -129,7 +130,7 @@ class TableParts(Unit):
             raise TensorError("too many rows in one request", got=f"{size} bytes",
                               expected=f"at most {MAX_ANSWER_BYTES} bytes")
         self._check_named(named)
-        return named.to_ids()
+        return named
 
     def is_like(self, other: TableParts) -> bool:
         """Tell whether it was made by the same words."""
@@ -187,11 +188,13 @@ class TableParts(Unit):
             TensorError: This rank waits for too much already.
         """
         rank = waiter.rank
-        if isinstance(waiter, RowsWaiter) and not self.is_applied(rank, clock):
+        if not isinstance(waiter, RowsWaiter):
+            return super().park(waiter, position, clock)
+        if not self.is_applied(rank, clock):
             before = self.parked.get(clock, {}).get((rank, waiter.request))
             if before is None:
-                assert waiter.ids is not None
-                waiter.held_bytes = waiter.ids.size * (8 + self.row_bytes)
+                assert waiter.named is not None
+                waiter.held_bytes = waiter.named.number * (8 + self.row_bytes)
                 total = self.waiting_bytes.get(rank, 0) + waiter.held_bytes
                 if total > MAX_WAITING_BYTES:
                     raise TensorError("this worker waits for too many rows at once",
@@ -199,6 +202,8 @@ class TableParts(Unit):
                 self.waiting_bytes[rank] = total
             elif isinstance(before[0], RowsWaiter):
                 waiter.held_bytes = before[0].held_bytes
+        if waiter.named is not None:
+            waiter.ids, waiter.named = waiter.named.to_ids(), None
         return super().park(waiter, position, clock)
 
     def give(self, waiter: Waiter, position: int) -> bool:
@@ -330,13 +335,13 @@ def make_table(spec: TableSpec, pool: Pool, bound: int | None) -> TableParts:
     return TableUnit(table, pool) if bound == 0 else FreeTableUnit(table, pool, bound)
 
 
-def wanted(waiter: Waiter, ids: Any) -> Waiter:
+def wanted(waiter: Waiter, named: rows.Named | None) -> Waiter:
     """Return a waiter for rows instead, if rows are asked for."""
-    if ids is None:
+    if named is None:
         return waiter
     return RowsWaiter(
         waiter.rank, waiter.request, waiter.unit, waiter.priority, waiter.data, waiter.clock,
-        waiter.parts, waiter.pending, waiter.error, waiter.port, ids,
+        waiter.parts, waiter.pending, waiter.error, waiter.port, named,
     )
 
 

@@ -43,11 +43,12 @@ from asyncps.tensor.safefile import (
     Slot,
     entry_of,
     layout,
+    open_files,
     read_array,
     read_header,
     read_into,
 )
-from asyncps.tensor.savedtable import ROWS, STATE_PREFIX, VALUES, TableRows, TableWords
+from asyncps.tensor.savedtable import ROWS, STATE_PREFIX, VALUES, SavedRows, TableWords
 
 Key = int | str
 State = Mapping[Key, Mapping[str, Array]]
@@ -83,7 +84,7 @@ class Checkpoint:
     weights: dict[Key, Array]
     state: dict[Key, dict[str, Array]]
     meta: dict[str, Any]
-    tables: dict[Key, TableRows] = field(default_factory=dict)
+    tables: dict[Key, SavedRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Writer:
 
     Raises:
         CheckpointError: From every method: the disk is full, something else stands at the path, or
-            what shall be written cannot be. What stood there before still does.
+            what shall be written cannot be. What stood there before still does, or the new one
+            whole.
     """
 
     def __init__(
@@ -198,22 +200,33 @@ class Reader:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        folder = Path(directory)
-        keys, self.meta, tables = read_meta(folder)
+        self._files: dict[str, FileIO] = {}
         self.weights: dict[Key, Slot] = {}
         self.state: dict[Key, dict[str, Slot]] = {}
         self.tables: dict[Key, tuple[TableWords, dict[str, Slot]]] = {}
-        self._folder = folder
-        self._files: dict[str, FileIO] = {}
-        for name, slot in read_header(folder / WEIGHTS).items():
+        self.meta: dict[str, Any] = {}
+        self._files = open_files(Path(directory), META, (WEIGHTS, STATE, TABLES))
+        try:
+            self._look(Path(directory))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def _look(self, folder: Path) -> None:
+        files = self._files
+        keys, self.meta, tables = read_meta(files[META].readall, folder / META)
+        for name in (WEIGHTS, STATE, *([TABLES] if tables else [])):
+            if name not in files:
+                raise CheckpointError("a checkpoint without one of its files", got=folder / name)
+        for name, slot in read_header(files[WEIGHTS], folder / WEIGHTS).items():
             self.weights[key_of(keys, name, folder)] = slot
-        for label, slot in read_header(folder / STATE).items():
+        for label, slot in read_header(files[STATE], folder / STATE).items():
             name, _, part = label.rpartition("/")
             self.state.setdefault(key_of(keys, name, folder), {})[part] = slot
         if not tables:
             return
         self.tables = {key_of(keys, name, folder): (words, {}) for name, words in tables.items()}
-        for label, slot in read_header(folder / TABLES).items():
+        for label, slot in read_header(files[TABLES], folder / TABLES).items():
             name, _, part = label.rpartition("/")
             if name not in tables:
                 raise CheckpointError("rows of no known table", got=f"{name} in {folder}")
@@ -222,13 +235,6 @@ class Reader:
             words.check_parts({part: slot.entry for part, slot in slots.items()}, key)
 
     def __enter__(self) -> Self:
-        try:
-            for name in (WEIGHTS, STATE, *([TABLES] if self.tables else [])):
-                self._files[name] = FileIO(self._folder / name)
-        except OSError as error:
-            self.__exit__(None, None, None)
-            raise CheckpointError(f"a checkpoint without one of its files: {error.strerror}",
-                                  got=self._folder) from error
         return self
 
     def __exit__(
@@ -263,18 +269,18 @@ class Reader:
             {key: self._read_table(words, slots) for key, (words, slots) in self.tables.items()},
         )
 
-    def _read_table(self, words: TableWords, slots: Mapping[str, Slot]) -> TableRows:
+    def _read_table(self, words: TableWords, slots: Mapping[str, Slot]) -> SavedRows:
         arrays = {part: read_array(self._files[TABLES], slot) for part, slot in slots.items()}
         rows, bare = arrays.pop(ROWS), VALUES not in arrays
         none = np.empty((0, *words.shape[1:]), dtypes.numpy_dtype(words.dtype))
-        return TableRows(words, rows, arrays.pop(VALUES, none), {
+        return SavedRows(words, rows, arrays.pop(VALUES, none), {
             part.removeprefix(STATE_PREFIX): array for part, array in arrays.items()
         }, bare)
 
 
 def write(
     directory: str | os.PathLike[str], weights: Mapping[Key, Array], state: State,
-    meta: Mapping[str, Any], tables: Mapping[Key, TableRows] | None = None,
+    meta: Mapping[str, Any], tables: Mapping[Key, SavedRows] | None = None,
 ) -> None:
     """Write a checkpoint; one that stands there already is replaced in one step.
 
@@ -287,7 +293,7 @@ def write(
 
     Raises:
         CheckpointError: The disk is full, something else stands at the path, or a value cannot be
-            written. What stood there before still does.
+            written. What stood there before still does, or the new one whole.
     """
     tables = tables or {}
     contents = Contents(
@@ -330,7 +336,8 @@ def show(directory: str | os.PathLike[str]) -> tuple[list[Item], dict[str, Any]]
     Raises:
         CheckpointError: As `read`.
     """
-    found = Reader(directory)
+    with Reader(directory) as found:
+        pass
     items = [Item(key, None, *slot.entry) for key, slot in found.weights.items()]
     items += [Item(key, name, *slot.entry) for key, slots in found.state.items()
               for name, slot in slots.items()]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from asyncps.errors import CheckpointError
 from asyncps.tensor.safefile import RESERVED
 from asyncps.tensor.savedtable import TableWords
+from asyncps.tensor.words import MOST_UPDATES
 
 Key = int | str
 
 FORMAT, VERSION = "asyncps checkpoint", 1
 META = "checkpoint.json"
+
 
 def names_of(keys: set[Key]) -> dict[Key, str]:
     """Give each key a name of its own, whatever the order in which they come.
@@ -88,21 +90,46 @@ def refuse_foreign(target: Path) -> None:
         if target.is_symlink() or not target.is_dir():
             raise CheckpointError("something else stands where a checkpoint shall", got=target)
         if any(target.iterdir()):
-            read_meta(target)
+            read_meta((target / META).read_bytes, target / META)
     except OSError as error:
         raise CheckpointError(f"a checkpoint could not be written: {error.strerror}",
                               got=target) from error
 
 
-def read_meta(folder: Path) -> tuple[dict[str, Key], dict[str, Any], dict[str, TableWords]]:
+def clocks_of(meta: Mapping[str, Any]) -> dict[Key, int]:
+    """Return how many updates each key has had.
+
+    Raises:
+        CheckpointError: No store has written that.
+    """
+    told = meta.get("clocks")
+    if not isinstance(told, list):
+        raise CheckpointError("a checkpoint that no store has written: no clocks")
+    clocks: dict[Key, int] = {}
+    for pair in told:
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], (str, int))
+                and type(pair[1]) is int and 0 <= pair[1] < MOST_UPDATES):
+            raise CheckpointError("a checkpoint that no store has written: a clock",
+                                  expected=f"a key, and 0 to {MOST_UPDATES - 1}",
+                                  got=repr(pair)[:100])
+        clocks[pair[0]] = pair[1]
+    return clocks
+
+
+def read_meta(
+    read: Callable[[], bytes], path: Path
+) -> tuple[dict[str, Key], dict[str, Any], dict[str, TableWords]]:
     """Return keys by name, the writer's meta, and what tables are like, by name.
+
+    Args:
+        read: Returns what the file says.
+        path: For messages.
 
     Raises:
         CheckpointError: The file is missing, foreign, or cut off.
     """
-    path = folder / META
     try:
-        told = json.loads(path.read_bytes())
+        told = json.loads(read())
     except OSError as error:
         raise CheckpointError(f"no checkpoint: {error.strerror}", got=path) from error
     except (ValueError, RecursionError) as error:

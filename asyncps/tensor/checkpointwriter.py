@@ -31,7 +31,8 @@ class FreshDirectory:
 
     Raises:
         CheckpointError: From every method: the disk is full, and the like. What stood at the target
-            still does.
+            still does; only if `finish` fails at its last step, to make the new name last, the new
+            one stands there, whole.
     """
 
     def __init__(self, target: Path) -> None:

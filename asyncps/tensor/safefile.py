@@ -6,9 +6,13 @@ all of them at once, and cannot read bfloat16; its library checks every header t
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +32,7 @@ _CODES = {
     "uint8": "U8", "int32": "I32", "int64": "I64",
     "int16": "I16", "uint16": "U16", "uint32": "U32", "uint64": "U64",
 }
+DTYPES = frozenset(_CODES)
 _NAMES = {code: name for name, code in _CODES.items()}
 
 
@@ -84,8 +89,47 @@ def layout(entries: Mapping[str, Entry]) -> tuple[bytes, dict[str, Slot]]:
     return head, {name: Slot(entries[name], len(head) + at) for name, at in begins.items()}
 
 
-def read_header(path: Path) -> dict[str, Slot]:
-    """Return the arrays of a file by name.
+def open_files(folder: Path, first: str, others: Sequence[str]) -> dict[str, FileIO]:
+    """Open files of one directory, whichever stands there meanwhile; `others` may be missing.
+
+    Raises:
+        CheckpointError: There is no such directory, or nothing named `first` in it.
+    """
+    found: dict[str, FileIO] = {}
+    try:
+        while True:
+            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                for name in (first, *others):
+                    with contextlib.suppress(FileNotFoundError):
+                        found[name] = FileIO(folder / name, opener=partial(_open_in, place))
+                # A newer one has taken its place: this one may have lost files before we came.
+                if os.path.samestat(os.fstat(place), os.stat(folder)):
+                    if first in found:
+                        return found
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                if len(found) == 1 + len(others):
+                    return found
+            finally:
+                os.close(place)
+            _close(found)
+    except OSError as error:
+        _close(found)
+        raise CheckpointError(f"no checkpoint: {error.strerror}", got=folder / first) from error
+
+
+def _open_in(place: int, path: str, flags: int) -> int:
+    return os.open(os.path.basename(path), flags, dir_fd=place)
+
+
+def _close(files: dict[str, FileIO]) -> None:
+    for file in files.values():
+        file.close()
+    files.clear()
+
+
+def read_header(file: FileIO, path: Path) -> dict[str, Slot]:
+    """Return the arrays of an open file by name; `path` is for messages.
 
     safetensors has checked the header by then: that offsets are those of dtypes and shapes, in
     one piece, and end where the file does.
@@ -94,13 +138,14 @@ def read_header(path: Path) -> dict[str, Slot]:
         CheckpointError: There is no such file, or it is none of the format, or cut off.
     """
     try:
-        with safe_open(path, framework="np"):
+        # By its descriptor: another file may have this name by now.
+        with safe_open(f"/dev/fd/{file.fileno()}", framework="np"):
             pass
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
+        file.seek(0)
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
     except OSError as error:
-        raise CheckpointError(f"a checkpoint without one of its files: {error.strerror or error}",
+        raise CheckpointError(f"a file that cannot be read: {error.strerror or error}",
                               got=path) from error
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"a file that cannot be read: {error}", got=path) from error

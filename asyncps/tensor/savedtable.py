@@ -32,7 +32,7 @@ ROWS, VALUES, STATE_PREFIX = "rows", "values", "state."
 PIECE_BYTES = 4 << 20
 
 
-class TableUnit(Protocol):
+class SavableTable(Protocol):
     """What a server's part of a table offers to whoever saves and loads it.
 
     `asyncps.tensor.table.Table` does. Ids are int64 and ascending, of the whole table; rows are
@@ -201,7 +201,7 @@ class _Told(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class TableRows:
+class SavedRows:
     """Rows of one table: those of one server, or of all.
 
     Attributes:
@@ -224,12 +224,12 @@ class TableRows:
                 **{STATE_PREFIX + name: array for name, array in self.state.items()}}
 
 
-def words_of(table: TableUnit) -> TableWords:
+def words_of(table: SavableTable) -> TableWords:
     """Return what a table is."""
     return TableWords(tuple(table.shape), table.dtype.name, table.initializer)
 
 
-def pieces_of(table: TableUnit, piece_bytes: int = PIECE_BYTES) -> Iterator[TableRows]:
+def pieces_of(table: SavableTable, piece_bytes: int = PIECE_BYTES) -> Iterator[SavedRows]:
     """Yield the rows that one server has made, some at a time, ids ascending: new memory."""
     words, ids = words_of(table), table.used_ids()
     width = int(np.prod(words.shape[1:], dtype=np.int64))
@@ -244,11 +244,11 @@ def pieces_of(table: TableUnit, piece_bytes: int = PIECE_BYTES) -> Iterator[Tabl
         for name in table.state_names:
             state[name] = np.empty(part.size * width, table.dtype.sum)
             table.gather_state(name, part, state[name])
-        yield TableRows(words, part, values.view(dtype).reshape(shape),
+        yield SavedRows(words, part, values.view(dtype).reshape(shape),
                         {name: array.reshape(shape) for name, array in state.items()})
 
 
-def rows_of(tables: Sequence[TableUnit]) -> TableRows:
+def rows_of(tables: Sequence[SavableTable]) -> SavedRows:
     """Return all rows that the servers of one key have made; tables in the order of their ids."""
     words = words_of(tables[0])
     names = sorted({name for table in tables for name in table.state_names})
@@ -256,10 +256,10 @@ def rows_of(tables: Sequence[TableUnit]) -> TableRows:
     pieces = [piece for table in tables for piece in pieces_of(table)]
     if not pieces:
         empty = (0, *words.shape[1:])
-        return TableRows(words, np.empty(0, np.int64),
+        return SavedRows(words, np.empty(0, np.int64),
                          np.empty(empty, dtypes.numpy_dtype(words.dtype)),
                          {name: np.empty(empty, sums) for name in names})
-    return TableRows(
+    return SavedRows(
         words, np.concatenate([piece.rows for piece in pieces]),
         np.concatenate([piece.values for piece in pieces]),
         {name: np.concatenate([
@@ -268,7 +268,7 @@ def rows_of(tables: Sequence[TableUnit]) -> TableRows:
     )
 
 
-def give_rows(table: TableUnit, saved: TableRows) -> None:
+def give_rows(table: SavableTable, saved: SavedRows) -> None:
     """Let a server's part of a table have those of the saved rows that are its own.
 
     Raises:

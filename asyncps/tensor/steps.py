@@ -192,7 +192,15 @@ def _norm(x: Array) -> float:
     return math.sqrt(kernels.squares(x))
 
 
+# Hyper-parameters with which an optimizer keeps all that it ever may.
+_ALL_KEPT = {"momentum": 1.0, "centered": True}
+
 STEPS: dict[str, Update] = {
     "test": TestStep(), "sgd": SGDStep(), "adam": AdamStep(), "adamw": AdamWStep(),
     "adagrad": AdaGradStep(), "rmsprop": RMSPropStep(), "ftrl": FTRLStep(), "lamb": LAMBStep(),
 }
+
+
+def states_ever(name: str | None) -> tuple[str, ...]:
+    """Name the state arrays that an optimizer of ours needs with any hyper-parameters."""
+    return STEPS[name].state_names(_ALL_KEPT) if name in STEPS else ()

@@ -9,6 +9,13 @@ from asyncps.optim import lr
 
 Key = int | str | None
 MASTER = "master"  # among state arrays: the f32 weights of f16 or bf16 values
+
+# A count of updates is a factor of steps, so it is an integer that a double can hold.
+MOST_UPDATES = 1 << 53
+
+# State arrays that an optimizer of the user's own may keep for a key that is saved and loaded, and
+# characters of a name: each may cost a server as much as the values.
+MAX_STATES, MAX_STATE_NAME = 16, 100
 # A key and its elements [begin, end) of a unit: a chunk has one span, a slab one for each row.
 Span = tuple[Key, int, int]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import asyncps
 from asyncps import optim
 from asyncps.errors import (
     AsyncPSError,
@@ -95,6 +97,24 @@ def test_what_cannot_be_read_is_an_error_of_all(tmp_path: Path) -> None:
         assert store.pushpull("w", np.ones(3, "f4")).tolist() == [2, 2, 2]
 
     on_cluster(work, workers=2)
+
+
+@pytest.mark.parametrize("clock", [-1, 1 << 53, 1.5, "3", None, True, float("inf")])
+def test_clock_that_no_store_has_written_is_refused_by_all(tmp_path: Path, clock: Any) -> None:
+    checkpoint.write(tmp_path / "c", {"w": np.ones(3, "f4")}, {}, {
+        "store": "dist_sync", "optimizer": None, "clocks": [["w", 0]]})
+    path = tmp_path / "c" / "checkpoint.json"
+    told = json.loads(path.read_bytes())
+    told["meta"]["clocks"] = [["w", clock]]
+    path.write_text(json.dumps(told))
+
+    def work(store: KVStore) -> None:
+        with pytest.raises(CheckpointError, match="no store has written"):
+            store.load(tmp_path / "c")
+
+    on_cluster(work, workers=2, servers=1)
+    with pytest.raises(CheckpointError, match="no store has written"):
+        asyncps.create("local").load(tmp_path / "c")
 
 
 def test_checkpoint_without_an_optimizer_leaves_the_stores_which_starts_anew(

@@ -140,10 +140,44 @@ async def test_range_that_is_not_there_is_refused(bench: Bench, told: dict[str, 
     assert bench.ask(value()) == ONES
 
 
+@pytest.mark.parametrize(("optimizer", "told"), [
+    (None, {"name": "momentum"}), ("sgd", {"name": "junk"}), ("sgd", {"name": "mean"}),
+    ("sgd", {"name": "momentum", "dtype": "float64"}), ("adam", {"name": "momentum"}),
+    (None, {"name": "master", "dtype": "float64"}), ("own", {"name": "x" * 101}),
+    ("own", {"name": "a/b"}), ("own", {"name": "x", "dtype": "float128"}),
+])
+async def test_state_that_no_optimizer_keeps_costs_nothing(
+    bench: Bench, optimizer: str | None, told: dict[str, Any]
+) -> None:
+    bench.keeper.rules.optimizer = optimizer
+    error = bench.put(bytes(16)[: told.get("size", 12)], **{"dtype": "float32", **told})
+    assert isinstance(error, RemoteProtocolError)
+    assert bench.keeper.units[0].state == {}  # type: ignore[union-attr]
+
+
+async def test_states_that_optimizers_keep_are_taken_and_of_own_ones_a_bounded_number(
+    bench: Bench,
+) -> None:
+    unit: Any = bench.keeper.units[0]
+    for optimizer, names in (("sgd", ["momentum"]), ("adam", ["mean", "variance"]),
+                             ("rmsprop", ["variance", "mean", "delta"]), ("ftrl", ["z", "n"])):
+        bench.keeper.rules.optimizer = optimizer
+        unit.state.clear()
+        for name in names:
+            assert bench.put(ONES, name=name, dtype="float32") is None
+        assert set(unit.state) == set(names)
+    bench.keeper.rules.optimizer = "own"
+    unit.state.clear()
+    for number in range(16):
+        assert bench.put(b"abc", name=f"s{number}", dtype="int8") is None
+    assert isinstance(bench.put(b"abc", name="one more", dtype="int8"), RemoteProtocolError)
+    assert len(unit.state) == 16
+
+
 async def test_unit_that_is_not_there_is_refused(bench: Bench) -> None:
     for message in (value(unit=9), m.SetClocks(STORE, 9, [0], [1])):
         assert isinstance(bench.ask(message), UnknownKey)
     assert isinstance(bench.put(ONES, unit=9), UnknownKey)
-    for rows, updates in (([2], [1]), ([-1], [1]), ([0], [-1]), ([0, 1], [1])):
+    for rows, updates in (([2], [1]), ([-1], [1]), ([0], [-1]), ([0], [1 << 53]), ([0, 1], [1])):
         assert isinstance(bench.ask(m.SetClocks(STORE, 1, rows, updates)), RemoteProtocolError)
     assert isinstance(bench.say(Kind.RESTORE, m.Done(), ONES), RemoteProtocolError)

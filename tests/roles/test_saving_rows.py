@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from asyncps import optim
-from asyncps.errors import AsyncPSError, OptimizerError, RemoteProtocolError, UnknownKey
+from asyncps.errors import (
+    AsyncPSError,
+    OptimizerError,
+    RemoteProtocolError,
+    TensorError,
+    UnknownKey,
+)
 from asyncps.initializer import Constant, Normal, One
 from asyncps.protocol import messages as m
 from asyncps.protocol import rows
 from asyncps.protocol.frames import HEADER_SIZE, Flag, Header, Kind
+from asyncps.roles import tableunit
 from asyncps_ext import wire
 from tests.roles.own_machine import ManualWorkshop, serve
 from tests.support.ports import STORE, FakeServer, make_frame, read_answer
@@ -153,6 +160,7 @@ async def test_restores_that_cannot_be_are_refused(bench: Bench) -> None:
     good = rows.pack(np.array([12], np.int64), 40) + bytes(12)
     for part, unit, payload in (
         ("rows", TABLE, good), ("x", TABLE, good), ("values", CHUNK, good),
+        ("state.momentum", TABLE, good),
         ("values", TABLE, good[:-1]), ("values", TABLE, good + bytes(4)),
         ("values", TABLE, b"x"), ("values", TABLE, bytes(24 << 20)),
     ):
@@ -164,6 +172,30 @@ async def test_restores_that_cannot_be_are_refused(bench: Bench) -> None:
     assert isinstance(integers.ask(m.ResetTable(STORE, TABLE, Normal())), AsyncPSError)
     assert bench.say(Kind.RESTORE, m.TableRows(STORE, TABLE, "values"), good) is None
     assert bench.pull(0, [12, 13]) == [0, 5]
+
+
+async def test_ids_are_copied_only_for_a_request_that_may_wait(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, copied = rows.Named.to_ids, 0
+
+    def to_ids(named: rows.Named) -> Any:
+        nonlocal copied
+        copied += 1
+        return real(named)
+
+    monkeypatch.setattr(rows.Named, "to_ids", to_ids)
+    monkeypatch.setattr(tableunit, "MAX_WAITING_BYTES", 2 * (8 + 4 * WIDTH))
+    ids = rows.pack(np.array([12, 20], np.int64), 40)
+    answers = []
+    for request in (901, 902):
+        header = Header(Kind.PULL, Flag.IDS, 7, STORE, request, TABLE, 0, 1, len(ids), 0, 0,
+                        2 * WIDTH * 4)
+        packed = Header._make(wire.parse_header(wire.pack_header(*header)))
+        bench.server.deliver(0, (packed, ids, b""))
+        answers.append(copied)
+    assert isinstance(bench.answer(), TensorError)
+    assert answers == [1, 1]
 
 
 @pytest.mark.parametrize("type", ["dist_sync", "dist_async"])

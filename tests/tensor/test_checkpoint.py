@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from asyncps.errors import AsyncPSError, CheckpointError
-from asyncps.tensor import checkpoint, checkpointwriter, dtypes
+from asyncps.tensor import checkpoint, checkpointwriter, dtypes, safefile
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [dtypes.numpy_dtype(name) for name in dtypes.NAMES]
@@ -106,6 +106,41 @@ def test_an_older_checkpoint_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     checkpoint.write(tmp_path / "empty", {"w": np.ones(3)}, {}, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "empty"]
+
+
+def test_open_one_is_the_same_after_a_newer_one_has_taken_its_place(tmp_path: Path) -> None:
+    def write(more: int) -> None:
+        names = ["w", *(f"more {i}" for i in range(more))]
+        checkpoint.write(tmp_path / "c", {name: np.full(1000, more, "f4") for name in names}, {}, {
+            "more": more})
+
+    write(1)
+    with checkpoint.Reader(tmp_path / "c") as reader:
+        write(3)
+        assert reader.meta == {"more": 1}
+        found = reader.read_whole()
+        assert set(found.weights) == {"w", "more 0"}
+        assert all((array == 1).all() for array in found.weights.values())
+
+
+def test_one_that_is_replaced_while_it_is_opened_is_the_old_one_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, opened, turn = safefile._open_in, 0, 0
+
+    def open_slowly(place: int, path: str, flags: int) -> int:
+        nonlocal opened
+        opened += 1
+        if opened == turn:
+            checkpoint.write(tmp_path / "c", {"new": np.ones(30)}, {}, {"new": True})
+        return real(place, path, flags)
+
+    monkeypatch.setattr(safefile, "_open_in", open_slowly)
+    for turn in range(1, 5):  # noqa: B007 - the function above looks at it
+        checkpoint.write(tmp_path / "c", {"old": np.zeros(3)}, {}, {"new": False})
+        opened = 0
+        found = checkpoint.read(tmp_path / "c")
+        assert list(found.weights) == (["new"] if found.meta["new"] else ["old"])
 
 
 def test_where_names_cannot_be_exchanged_an_older_one_is_put_aside_first(

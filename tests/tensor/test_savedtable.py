@@ -16,7 +16,7 @@ from asyncps.errors import CheckpointError, DtypeMismatch, ShapeMismatch
 from asyncps.initializer import Constant, Normal, One
 from asyncps.tensor import checkpoint
 from asyncps.tensor.dtypes import by_name
-from asyncps.tensor.savedtable import TableUnit, give_rows, pieces_of, rows_of
+from asyncps.tensor.savedtable import SavableTable, give_rows, pieces_of, rows_of
 from asyncps.tensor.table import Step, Table
 
 SHAPE = (40, 2, 3)
@@ -125,7 +125,7 @@ def test_rows_of_another_table_are_refused(tmp_path: Path) -> None:
     ('"tables": {', '"tables": {"x": 3, '), ('"float32"', '"float64"'),
 ])
 def test_words_that_do_not_fit_are_typed_errors(tmp_path: Path, change: tuple[str, str]) -> None:
-    table: TableUnit = Table("t", (5, 2), by_name("float32"), Constant(2.0))
+    table: SavableTable = Table("t", (5, 2), by_name("float32"), Constant(2.0))
     table.assign(np.array([1, 3]), np.ones(4, "f4"))
     checkpoint.write(tmp_path / "c", {}, {}, {}, {"t": rows_of([table])})
     path: Any = tmp_path / "c" / "checkpoint.json"

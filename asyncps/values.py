@@ -23,7 +23,7 @@ from asyncps.errors import (
     shown,
 )
 from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
-from asyncps.state.agreements import MAX_NAME
+from asyncps.state.openings import MAX_NAME
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import NotNumbers, to_host
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool

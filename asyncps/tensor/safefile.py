@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from functools import partial
 from io import FileIO
@@ -119,7 +120,12 @@ def open_files(folder: Path, first: str, others: Sequence[str]) -> dict[str, Fil
 
 
 def _open_in(place: int, path: str, flags: int) -> int:
-    return os.open(os.path.basename(path), flags, dir_fd=place)
+    name = os.path.basename(path)
+    descriptor = os.open(name, flags | os.O_NONBLOCK, dir_fd=place)  # a FIFO must hold nobody
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{name} is no file")
+    return descriptor
 
 
 def _close(files: dict[str, FileIO]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -276,3 +277,12 @@ def test_writers_of_one_place_do_not_take_each_other_for_left_over(tmp_path: Pat
         list(threads.map(many, range(6)))
     assert len(set(checkpoint.read(tmp_path / "c").weights["w"].tolist())) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "weights.safetensors", "state.safetensors"])
+def test_what_is_no_file_is_refused_and_holds_nobody(tmp_path: Path, name: str) -> None:
+    checkpoint.write(tmp_path / "c", {"w": np.ones(3, "f4")}, {}, {})
+    (tmp_path / "c" / name).unlink()
+    os.mkfifo(tmp_path / "c" / name)
+    with pytest.raises(CheckpointError, match="no file"):
+        checkpoint.read(tmp_path / "c")

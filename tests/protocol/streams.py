@@ -172,7 +172,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         names = kind.__struct_fields__
         return st.builds(kind, **{name: seeds if name == "seed" else number for name in names})
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        hints = typing.get_type_hints(kind, vars(messages))
+        hints = typing.get_type_hints(kind)
         return st.builds(kind, **{name: values_of(hints[name]) for name in kind.__struct_fields__})
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):

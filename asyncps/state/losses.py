@@ -13,6 +13,19 @@ from asyncps.state.membership import Membership, Node, Outbox, Standing
 
 ENDED = (Standing.LEFT, Standing.LOST)
 
+# For survivors of a loss to say what they saw, for servers to finish.
+GRACE_S = 5.0
+
+
+def cut_off(servers: Sequence[Node]) -> bool:
+    """Tell whether a server is cut off that has not heard yet that all is over."""
+    return any(server.standing is Standing.SUSPECT for server in servers)
+
+
+def grace_s(config: Config, servers: Sequence[Node]) -> float:
+    """Return how long the end of a job takes at most: a server that is cut off may come back."""
+    return max(GRACE_S, config.reconnect_s) if cut_off(servers) else GRACE_S
+
 
 def all_ended(workers: Sequence[Node]) -> bool:
     """Tell whether there is no worker any more that the job is for."""

@@ -19,7 +19,7 @@ from asyncps.protocol import messages as m
 from asyncps.state.absence import Absence
 from asyncps.state.agreements import Action, Order, StoreRequest, Stores
 from asyncps.state.links import Link, out_of_place, why_not
-from asyncps.state.losses import all_ended, goes_on_without, named, part_with
+from asyncps.state.losses import all_ended, cut_off, goes_on_without, grace_s, named, part_with
 from asyncps.state.membership import (
     Close,
     Instruction,
@@ -35,7 +35,6 @@ from asyncps.state.overview import Overview
 
 __all__ = ["Close", "Instruction", "Log", "SchedulerState", "Send", "Stop"]
 
-GRACE_S = 5.0  # for survivors of a loss to say what they saw, for servers to finish
 LATE_S = 1.0  # ticks come 4 times a second: after such a gap we were away ourselves
 MAX_REASON = 1000  # characters of a reason that is told on
 
@@ -308,13 +307,14 @@ class SchedulerState:
             there = [node for node in (*servers, *workers) if node.is_there]
             if self._failure is None and self._shutdown is None:
                 self._ending_at = self._now
-            over = self._now - self._ending_at >= GRACE_S
+            late = cut_off(servers) and self._failure is None
+            over = self._now - self._ending_at >= grace_s(self._config, servers if late else ())
             if self._shutdown is None and (over or all(node.role == "server" for node in there)):
                 error = self._failure
                 self._shutdown = m.Shutdown(None if error is None else self._wire(error))
                 for node in there:
                     self._outbox.tell(node, self._shutdown)
-            if over or not there:
+            if over or not (there or late):
                 self._outbox.stop(self._failure)
         return self._outbox.take()
 
@@ -391,9 +391,8 @@ class SchedulerState:
     def _detach(self, link: int) -> None:
         node = self._links.pop(link).node
         if node is not None and node.link == link:
-            self._membership.suspect(node, self._now)
-            if (node.standing is Standing.SUSPECT and self._running and self._shutdown is None
-                    and node.ending is None):
+            self._membership.suspect(node, self._now, over=self._shutdown is not None)
+            if node.standing is Standing.SUSPECT and self._running and node.ending is None:
                 self._outbox.log(logging.WARNING, f"{node} lost its connection")
 
     def _wire(self, error: AsyncPSError) -> m.ErrorInfo:

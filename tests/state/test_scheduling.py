@@ -672,6 +672,33 @@ def test_job_ends_5_s_after_the_last_worker_left_if_servers_stay() -> None:
     assert job.stops == [None]
 
 
+def test_server_that_is_cut_off_when_the_last_worker_leaves_hears_that_all_is_over() -> None:
+    job = Running(workers=1, servers=2, reconnect_s=20.0)
+    for link in job.s:
+        job.close(link)
+    job.say(job.w[0], 2, Leave())
+    assert job.stops == []
+    link = job.join("server", 0, incarnation=2)
+    assert (0, Shutdown(None)) in job.sent[link]
+    job.close(link)
+    job.pass_time(10)
+    assert job.stops == []  # the other one may come back yet
+    link = job.join("server", 1, incarnation=3)
+    assert (0, Shutdown(None)) in job.sent[link]
+    job.close(link)
+    assert job.stops == [None]
+
+
+def test_server_that_is_cut_off_at_the_end_and_stays_away_is_waited_for_as_long_as_any() -> None:
+    job = Running(workers=1, reconnect_s=20.0)
+    job.close(job.s[0])
+    job.say(job.w[0], 2, Leave())
+    job.pass_time(19)
+    assert job.stops == []
+    job.pass_time(1.5)
+    assert job.stops == [None]
+
+
 def test_death_after_leaving_is_no_loss() -> None:
     job = Running()
     job.say(job.w[0], 2, Leave())

@@ -279,9 +279,9 @@ class Node:
         elif isinstance(message, Shutdown):
             if message.error is not None:
                 self.fail(messages.error_from_wire(message.error))
-            self._ended = True
-            self.link.expect_close()
-            self.shutdown.set()
+                self._ended = True
+                self.link.expect_close()
+            self.shutdown.set()  # and if all is well we say goodbye: so it is known that we heard
         elif isinstance(message, messages.Absent):
             log.warning("%s %d has joined, and the job has not begun: %s", self.role, self.rank,
                         message.text)

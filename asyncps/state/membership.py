@@ -271,11 +271,11 @@ class Membership:
         if self._nodes.get((node.role, node.rank)) is node:
             del self._nodes[node.role, node.rank]
 
-    def suspect(self, node: Node, now: float, *, over: bool = False) -> None:
-        """The node's connection closed; if it was told that all is over it has gone."""
+    def suspect(self, node: Node, now: float) -> None:
+        """The node's connection closed."""
         node.link = None
         if node.standing is Standing.ALIVE:
-            node.standing = Standing.LEFT if over else Standing.SUSPECT
+            node.standing = Standing.SUSPECT
             node.suspect_since = now
 
     def restart(self, now: float) -> None:

@@ -391,7 +391,7 @@ class SchedulerState:
     def _detach(self, link: int) -> None:
         node = self._links.pop(link).node
         if node is not None and node.link == link:
-            self._membership.suspect(node, self._now, over=self._shutdown is not None)
+            self._membership.suspect(node, self._now)
             if node.standing is Standing.SUSPECT and self._running and node.ending is None:
                 self._outbox.log(logging.WARNING, f"{node} lost its connection")
 

@@ -630,7 +630,11 @@ def test_job_ends_well_when_all_workers_and_then_the_servers_have_left() -> None
     assert [job.sent[link] for link in job.s] == [[(0, Left(1)), (0, Shutdown(None))]] * 2
     job.say(job.s[0], 1, Leave())
     assert job.stops == []
-    job.close(job.s[1])
+    job.close(job.s[1])  # it may not have heard
+    assert job.stops == []
+    link = job.join("server", 1, incarnation=4)
+    assert (0, Shutdown(None)) in job.sent[link]
+    job.say(link, 2, Leave())
     assert job.stops == [None]
 
 
@@ -680,12 +684,12 @@ def test_server_that_is_cut_off_when_the_last_worker_leaves_hears_that_all_is_ov
     assert job.stops == []
     link = job.join("server", 0, incarnation=2)
     assert (0, Shutdown(None)) in job.sent[link]
-    job.close(link)
+    job.say(link, 2, Leave())
     job.pass_time(10)
     assert job.stops == []  # the other one may come back yet
     link = job.join("server", 1, incarnation=3)
     assert (0, Shutdown(None)) in job.sent[link]
-    job.close(link)
+    job.say(link, 2, Leave())
     assert job.stops == [None]
 
 
@@ -753,7 +757,7 @@ def test_server_that_leaves_while_workers_need_it_is_a_loss() -> None:
 def test_nothing_follows_a_stop() -> None:
     job = Running(workers=1)
     job.say(job.w[0], 2, Leave())
-    job.close(job.s[0])
+    job.say(job.s[0], 2, Leave())
     assert job.stops == [None]
     link = job.next_link
     assert job.state.opened(link, "worker", job.now) == []

@@ -282,7 +282,7 @@ class SchedulerState:
                 self._abandon(LOST_BY_ROLE[died.role](
                     f"{died.role} {died.rank} ended before it joined: {reason}", rank=died.rank))
         elif self._shutdown is not None:
-            node.standing = Standing.LEFT
+            node.standing = Standing.LEFT if self._failure is None else Standing.LOST
         elif node.standing in (Standing.ALIVE, Standing.SUSPECT) or (
             node.standing is Standing.LEFT and node.ending is not None
         ):

@@ -71,8 +71,9 @@ def test_job_ends_well_when_the_survivors_have_left() -> None:
     job.say(workers[0], 5, Leave())
     job.say(workers[2], 5, Leave())
     assert messages_to(job, servers[0])[-1] == Shutdown(None)
-    for link in (workers[0], workers[2], servers[0]):
+    for link in (workers[0], workers[2]):
         job.close(link)
+    job.say(servers[0], 9, Leave())
     assert job.stops == [None]
 
 
@@ -90,7 +91,7 @@ def test_worker_that_is_lost_when_all_others_have_left_is_no_failure() -> None:
     job.say(workers[0], 5, Leave())
     job.close(workers[0])
     job.died("worker", 1)
-    job.close(servers[0])
+    job.say(servers[0], 9, Leave())
     assert job.stops == [None]
 
 

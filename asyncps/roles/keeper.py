@@ -5,7 +5,7 @@ Everything here happens between two bytes of a socket: no wait, no clock but the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -159,18 +159,11 @@ class Keeper(Holdings):
             if waiters:
                 self._give(unit, waiters)
             return
-        assert rows is not None
-        begin = 0
-        for row in rows:
-            part = unit.rows[row]
-            piece = self.pool.take(part.size)
-            piece[:] = buffer[begin : begin + part.size]
-            begin += part.size
+        for part, piece in self._by_row(unit, rows, buffer):
             part.arrived(rank, header.acked)
             waiters = part.contribute(rank, clock, piece, header.hyper, rules, now)
             if waiters:
                 self._give(part, waiters)
-        self.pool.give(buffer)
 
     def arrived(self, target: Target, rank: int, acked: int) -> None:
         """Take note that `rank` has every answer below clock `acked`."""
@@ -215,19 +208,9 @@ class Keeper(Holdings):
         """Replace values; `done` is called when they stand, which is at once as a rule."""
         unit, rows = target
         clock, request = header.clock, header.request
-        pieces: list[tuple[Unit, Bytes]] = []
-        if isinstance(unit, Unit):
-            pieces.append((unit, buffer))
-        else:
-            assert rows is not None
-            begin = 0
-            for row in rows:
-                part = unit.rows[row]
-                piece = self.pool.take(part.size)
-                piece[:] = buffer[begin : begin + part.size]
-                begin += part.size
-                pieces.append((part, piece))
-            self.pool.give(buffer)
+        pieces: list[tuple[Unit, Bytes]] = (
+            [(unit, buffer)] if isinstance(unit, Unit) else list(self._by_row(unit, rows, buffer))
+        )
         left = len(pieces)
 
         def assign(part: Unit, piece: Bytes) -> None:
@@ -261,6 +244,18 @@ class Keeper(Holdings):
             if self.rules.own is not None:
                 at_work = at_work or self.rules.own.at_work(part)
         return MissingRanks(sorted(ranks), at_work)
+
+    def _by_row(self, slab: Slab, rows: Any, buffer: Bytes) -> Iterator[tuple[Unit, Bytes]]:
+        """Yield some rows of a slab, each with its part of a payload; the buffer goes back."""
+        assert rows is not None
+        begin = 0
+        for row in rows:
+            part = slab.rows[row]
+            piece = self.pool.take(part.size)
+            piece[:] = buffer[begin : begin + part.size]
+            begin += part.size
+            yield part, piece
+        self.pool.give(buffer)
 
     def _give(self, unit: Unit, waiters: list[tuple[Waiter, int]]) -> None:
         for waiter, position in waiters:

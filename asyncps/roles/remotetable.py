@@ -65,8 +65,7 @@ def post_rows(
         values: The rows; None when there are none. Sent from where they lie.
         priority: Of the request.
     """
-    link = unit.link
-    number = link.number()
+    number = unit.link.number()
     priority = unit.priority(priority)
     payload = len(named) + (0 if values is None else len(values))
     header = pack_header(
@@ -77,6 +76,14 @@ def post_rows(
     if values is not None:
         parts.append(values)
 
+    post(op, unit, number, priority, parts, HEADER_SIZE + payload)
+
+
+def post(
+    op: Operation, unit: RemoteUnit, number: int, priority: int,
+    parts: list[bytes | memoryview], size: int,
+) -> None:
+    """Send a request about a table that is answered with a word; `op` ends a part of itself."""
     def answered(
         request: Request, _header: Any, _message: AnyMessage | None, error: AsyncPSError | None
     ) -> None:
@@ -85,10 +92,8 @@ def post_rows(
         if not request.expired:
             op.part_done(error)
 
-    request = Request(
-        number, priority, parts, HEADER_SIZE + payload, answered, None, unit, op
-    )
+    request = Request(number, priority, parts, size, answered, None, unit, op)
     request.since = op.since
-    op.requests.append((link, request))
+    op.requests.append((unit.link, request))
     unit.tail = request
-    link.request(request)
+    unit.link.request(request)

@@ -20,7 +20,7 @@ from asyncps.protocol.frames import ASSIGN, HEADER_SIZE, INIT, MAX_PAYLOAD_BYTES
 from asyncps.protocol.messages import AnyMessage, TableSpec
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import KeyInfo
-from asyncps.roles.remotetable import HeldRows, RemoteTable, post_rows
+from asyncps.roles.remotetable import HeldRows, RemoteTable, post, post_rows
 from asyncps.transport.request import Request
 from asyncps_ext import wire
 
@@ -236,25 +236,10 @@ class Pulling:
 
 def _post_init(client: Client, op: Operation, unit: RemoteTable, table: bytes) -> None:
     op.add()
-    link = unit.link
-    number = link.number()
+    number = unit.link.number()
     header = pack_header(
         INIT, 0, client.incarnation, client.number, number, unit.number, 1 << 20, 0, len(table), 0,
         0, 0,
     )
 
-    def answered(
-        request: Request, _header: Any, _message: AnyMessage | None, error: AsyncPSError | None
-    ) -> None:
-        if unit.tail is request:
-            unit.tail = None
-        if not request.expired:
-            op.part_done(error)
-
-    request = Request(
-        number, 1 << 20, [header, table], HEADER_SIZE + len(table), answered, None, unit, op
-    )
-    request.since = op.since
-    op.requests.append((link, request))
-    unit.tail = request
-    link.request(request)
+    post(op, unit, number, 1 << 20, [header, table], HEADER_SIZE + len(table))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 from asyncps_ext import optim, reference
 from tests.asyncps_ext.arrays import (
     LARGE,
-    LAYOUTS,
     SIZES,
     Array,
     assert_same,
@@ -22,28 +21,15 @@ from tests.asyncps_ext.arrays import (
     numbers,
     read_only,
 )
+from tests.asyncps_ext.steps import BODIES, FLOATS, clipped, layouts
+from tests.asyncps_ext.steps import variant as variant
 
 Rule = Callable[..., tuple[Any, ...]]
-BODIES = pytest.mark.parametrize("body", [optim, reference.optim], ids=["chosen", "reference"])
-FLOATS = pytest.mark.parametrize("dtype", ["float32", "float64"])
 CLIPS = pytest.mark.parametrize("clip", [-1.0, float("nan"), 0.0, 0.75, float("inf")])
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
-
-@pytest.fixture(autouse=True, params=optim._variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = optim._set_variant(request.param)
-    yield request.param
-    optim._set_variant(before)
 
 
 # ----------------------------------------------------------- models: one element, one NumPy scalar
-
-
-def clipped(x: Any, clip: Any) -> Any:
-    if not clip >= 0 or np.isnan(x):
-        return x
-    return min(max(x, -clip), clip) if abs(x) > clip else x
 
 
 def model_sgd(w: Any, g: Any, lr: Any, wd: Any, rescale: Any, clip: Any) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -10,27 +10,11 @@ import numpy as np
 import pytest
 
 from asyncps_ext import optim, reference
-from tests.asyncps_ext.arrays import LARGE, LAYOUTS, SIZES, Array, assert_same, floats, read_only
-
-BODIES = pytest.mark.parametrize("body", [optim, reference.optim], ids=["chosen", "reference"])
-FLOATS = pytest.mark.parametrize("dtype", ["float32", "float64"])
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
-
-
-@pytest.fixture(autouse=True, params=optim._variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = optim._set_variant(request.param)
-    yield request.param
-    optim._set_variant(before)
-
+from tests.asyncps_ext.arrays import LARGE, SIZES, Array, assert_same, floats, read_only
+from tests.asyncps_ext.steps import BODIES, FLOATS, clipped, layouts
+from tests.asyncps_ext.steps import variant as variant
 
 # ----------------------------------------------------------- models: one element, one NumPy scalar
-
-
-def clipped(x: Any, clip: Any) -> Any:
-    if not clip >= 0 or np.isnan(x):
-        return x
-    return min(max(x, -clip), clip) if abs(x) > clip else x
 
 
 def moments(g: Any, m: Any, v: Any, b1: Any, b2: Any) -> tuple[Any, Any]:

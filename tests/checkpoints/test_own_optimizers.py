@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,7 @@ from asyncps.kvstore import KVStore
 from asyncps.roles import saving
 from tests.support.cluster import on_cluster
 
-
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    """What a test registers is gone afterwards."""
-    before = dict(optim.REGISTRY)
-    yield
-    optim.REGISTRY.clear()
-    optim.REGISTRY.update(before)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class SlowProxy(TcpProxy):
         self._passed = 0
 
     async def before(self, direction: Direction, nbytes: int) -> None:
-        """Make a pause after each MiB."""
+        """Make a pause after each MiB: the slowness is what is tested, nobody waits for an end."""
         if direction == self._slow:
             self._passed += nbytes
             if self._passed >= MIB:

@@ -29,6 +29,13 @@ groups = [["a"], ["b"], ["chunk"], ["chunk"], ["a", "b", "c", "d"], ["c", "chunk
 def drawn(step, rank):
     chance = np.random.default_rng([seed, step, rank])
     return chance.integers(-3, 4), chance.random()
+def trade(names, values, how):
+    if how >= 0.6:
+        store.push(names, values)
+        return store.pull(names)
+    if len(names) > 1:
+        return store.pushpull(names, values)
+    return [store.pushpull(names[0], values[0])]
 """)
 
 SYNC = COMMON + """
@@ -41,14 +48,7 @@ for step in range(rounds):
     total = sum(int(drawn(step, other)[0]) for other in range(n))
     value, how = drawn(step, rank)
     values = [np.full(sizes[name], value, "f4") for name in names]
-    if how < 0.6:
-        got = store.pushpull(names if len(names) > 1 else names[0],
-                             values if len(names) > 1 else values[0])
-    else:
-        store.push(names, values)
-        got = store.pull(names)
-    got = got if isinstance(got, list) else [got]
-    for name, array in zip(names, got):
+    for name, array in zip(names, trade(names, values, how)):
         model[name] += total
         assert (array == model[name]).all(), (step, name, model[name], np.unique(array))
     if step % 100 == 99:
@@ -76,14 +76,7 @@ for step in range(rounds):
     values = [np.zeros(sizes[name], "f4") for name in names]
     for array in values:
         array[rank::n] = value
-    if how < 0.6:
-        got = store.pushpull(names if len(names) > 1 else names[0],
-                             values if len(names) > 1 else values[0])
-    else:
-        store.push(names, values)
-        got = store.pull(names)
-    got = got if isinstance(got, list) else [got]
-    for name, array in zip(names, got):
+    for name, array in zip(names, trade(names, values, how)):
         model[name] += int(value)
         assert (array[rank::n] == model[name]).all(), (step, name, model[name])
     if step % 100 == 99:

@@ -28,6 +28,17 @@ def all_are(array: Any, number: float) -> None:
     assert not wrong.size, f"element {wrong[0]} is {flat[wrong[0]]}, not {number}"
 
 
+def wait_joined(store: KVStore) -> None:
+    """Until another thread of this worker waits in join()."""
+    client = store._core.client
+
+    async def has_joined() -> bool:
+        return client.joining is not None
+
+    while not store._runtime.run(has_joined):
+        pass
+
+
 def k1_exact_sums(store: KVStore) -> None:
     """K1: push ones*(rank+1), pull, seven times."""
     keys = {f"small {name}": (SMALL, dtype) for name, dtype in DTYPES.items()}

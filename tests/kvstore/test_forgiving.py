@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,7 @@ from tests.support.cluster import on_cluster
 Mend = Callable[[KVStore, Path], float]
 
 
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    """What a test registers is gone afterwards."""
-    before = dict(optim.REGISTRY)
-    yield
-    optim.REGISTRY.clear()
-    optim.REGISTRY.update(before)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def failing() -> optim.Optimizer:

@@ -20,7 +20,7 @@ from asyncps.errors import (
 from asyncps.kvstore import KVStore
 from asyncps.protocol.messages import Clocks
 from asyncps.roles import server as server_module
-from tests.kvstore.scenarios import RATE, all_are
+from tests.kvstore.scenarios import RATE, all_are, wait_joined
 from tests.support.cluster import DEADLINES, on_cluster, on_processes
 from tests.support.processes import ProcessGroup
 
@@ -199,13 +199,7 @@ def test_pushes_of_a_worker_that_has_joined_are_refused_and_pulls_are_not(transp
             store.join()
         else:
             thread, found = in_thread(store.join)
-            client = store._core.client
-
-            async def has_joined() -> bool:
-                return client.joining is not None
-
-            while not store._runtime.run(has_joined):
-                pass
+            wait_joined(store)
             handle = store.push("w", np.ones(3, "f4"))
             with pytest.raises(ClusterError, match="push of a worker that has joined"):
                 handle.wait(10)
@@ -299,13 +293,7 @@ def test_closing_ends_a_join_of_another_thread() -> None:
         thread, found = in_thread(other)
         store = cluster.store(0)
         joining, ended = in_thread(store.join)
-        client = store._core.client
-
-        async def has_joined() -> bool:
-            return client.joining is not None
-
-        while not store._runtime.run(has_joined):
-            pass
+        wait_joined(store)
         store.close()
         opened.set()
         joining.join()
@@ -330,7 +318,7 @@ def test_local_store_joins_itself() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"type": "dist_ssp", "staleness": 3}], ids=["sync", "ssp"])
 def test_all_go_on_where_an_optimizer_that_is_at_work_ends(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, registered: None
 ) -> None:
     """The update of before the join ends after the server has heard that all have joined."""
     class Slow(asyncps.optim.Optimizer):
@@ -362,10 +350,5 @@ def test_all_go_on_where_an_optimizer_that_is_at_work_ends(
     carried_out = server_module.attend
     monkeypatch.setattr(server_module, "attend", attend)
     all_have = threading.Event()
-    before = dict(asyncps.optim.REGISTRY)
     slow = Slow()
-    try:
-        assert on_cluster(work, **options) == [-9, -9]
-    finally:
-        asyncps.optim.REGISTRY.clear()
-        asyncps.optim.REGISTRY.update(before)
+    assert on_cluster(work, **options) == [-9, -9]

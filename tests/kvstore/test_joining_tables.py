@@ -11,7 +11,7 @@ from asyncps import RowSparse
 from asyncps.errors import ClusterError
 from asyncps.initializer import Zero
 from asyncps.kvstore import KVStore
-from tests.kvstore.scenarios import all_are
+from tests.kvstore.scenarios import all_are, wait_joined
 from tests.support.cluster import on_cluster
 
 both_transports = pytest.mark.parametrize("transport", ["memory", "tcp"])
@@ -55,13 +55,7 @@ def test_rows_of_a_worker_that_has_joined_are_refused_before_they_are_sent(trans
         else:
             thread = threading.Thread(target=store.join)
             thread.start()
-            client = store._core.client
-
-            async def has_joined() -> bool:
-                return client.joining is not None
-
-            while not store._runtime.run(has_joined):
-                pass
+            wait_joined(store)
             handle = store.push("t", rows([1], 5))
             with pytest.raises(ClusterError, match="push of a worker that has joined"):
                 handle.wait(10)

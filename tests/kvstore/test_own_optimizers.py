@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from asyncio import CancelledError
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,7 @@ TYPES = pytest.mark.parametrize(
 SHAPES = {"small": (3,), "tiny": (1,), "large": (300_001,)}
 
 
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    """What a test registers is gone afterwards."""
-    before = dict(optim.REGISTRY)
-    yield
-    optim.REGISTRY.clear()
-    optim.REGISTRY.update(before)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 class Gate:

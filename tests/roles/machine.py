@@ -88,10 +88,20 @@ class Dice:
 
     def draw(self, _strategy: object, label: str) -> Any:
         if label == "rank":
-            self.rank = self.random.randrange(self.machine.members)
+            self.rank = self.random.choice(self.machine.present)
             return self.rank
         rows = self.machine.ranks[self.rank].rows
         return set(self.random.sample(range(rows), self.random.randint(1, rows)))
+
+    def start(self, most_members: int) -> None:
+        """Begin with anything."""
+        rng = self.random
+        self.machine.start(
+            members=rng.randint(1, most_members),
+            dtype=rng.choice(["int32", "float32", "float16", "int64"]),
+            order=rng.choice(["arrival", "rank"]), optimizer=rng.random() < 0.5,
+            sizes=[rng.randint(1, 3) for _ in range(rng.randint(1, 4))],
+        )
 
 
 def random_walk(seed: int, make: type[StoreMachine] | None = None) -> None:
@@ -99,11 +109,7 @@ def random_walk(seed: int, make: type[StoreMachine] | None = None) -> None:
     machine = (make or StoreMachine)()
     dice: Any = Dice(seed, machine)
     rng = dice.random
-    machine.start(
-        members=rng.randint(1, 3), dtype=rng.choice(["int32", "float32", "float16", "int64"]),
-        order=rng.choice(["arrival", "rank"]), optimizer=rng.random() < 0.5,
-        sizes=[rng.randint(1, 3) for _ in range(rng.randint(1, 4))],
-    )
+    dice.start(3)
     for _ in range(rng.randint(10, 120)):
         what = rng.random()
         if what < 0.3:
@@ -147,6 +153,11 @@ class StoreMachine(RuleBasedStateMachine):
             members, order, optimizer="test" if optimizer else None, hyper=hyper
         )
         self._fill(sizes)
+
+    @property
+    def present(self) -> list[int]:
+        """The ranks that may do something."""
+        return list(range(self.members))
 
     def _fill(self, sizes: list[int]) -> None:
         """Make the units, and workers that know them."""

@@ -8,7 +8,6 @@ what it had counts, row by row.
 from __future__ import annotations
 
 import copy
-import random
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from asyncps.protocol.messages import Clocks
 from asyncps.roles.attendance import attend, clocks, expel
 from asyncps.state.requests import UnitTrack
 from asyncps.state.rounds import CLOCK_WINDOW
-from tests.roles.machine import CHUNK, RATE, SLAB, Asked, RowModel, StoreMachine, WorkerModel
+from tests.roles.machine import CHUNK, RATE, SLAB, Asked, Dice, RowModel, StoreMachine, WorkerModel
 from tests.support.ports import STORE, Frame
 
 
@@ -88,6 +87,11 @@ class MembershipMachine(StoreMachine):
 
         self.server.end = ended  # type: ignore[method-assign]
 
+    @property
+    def present(self) -> list[int]:
+        """As `StoreMachine.present`."""
+        return sorted(self.live)
+
     def _model(self, value: np.ndarray[Any, Any]) -> RowModel:
         return JoinRow(value, self.live - self.joined, self.members, self.optimizer)
 
@@ -108,7 +112,7 @@ class MembershipMachine(StoreMachine):
             begin = end
 
     def _pick(self, data: st.DataObject) -> tuple[int, WorkerModel]:
-        rank = data.draw(st.sampled_from(sorted(self.live)), "rank")
+        rank = data.draw(st.sampled_from(self.present), "rank")
         return rank, self.ranks[rank]
 
     def _ask(self, rank: int, verb: Kind, unit: int, track: UnitTrack,
@@ -279,24 +283,9 @@ class MembershipMachine(StoreMachine):
 def membership_walk(seed: int) -> None:
     """A walk in which more happens at once than Hypothesis likes to try."""
     machine = MembershipMachine()
-    rng = random.Random(seed)
-
-    class Data:
-        """Stands for Hypothesis's data."""
-
-        def draw(self, _strategy: object, label: str) -> Any:
-            if label == "rank":
-                self.rank = rng.choice(sorted(machine.live))
-                return self.rank
-            rows = machine.ranks[self.rank].rows
-            return set(rng.sample(range(rows), rng.randint(1, rows)))
-
-    data: Any = Data()
-    machine.start(
-        members=rng.randint(1, 4), dtype=rng.choice(["int32", "float32", "float16", "int64"]),
-        order=rng.choice(["arrival", "rank"]), optimizer=rng.random() < 0.5,
-        sizes=[rng.randint(1, 3) for _ in range(rng.randint(1, 4))],
-    )
+    data: Any = Dice(seed, machine)
+    rng = data.random
+    data.start(4)
     for _ in range(rng.randint(10, 150)):
         what = rng.random()
         if what < 0.33:

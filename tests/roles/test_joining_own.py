@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from asyncps import optim
 from asyncps.protocol.frames import Kind
 from asyncps.protocol.messages import Clocks
 from asyncps.roles.attendance import attend, clocks
@@ -15,13 +12,7 @@ from tests.roles.machine import CHUNK
 from tests.roles.test_ownsteps import Bench
 from tests.support.ports import STORE
 
-
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    before = dict(optim.REGISTRY)
-    yield
-    optim.REGISTRY.clear()
-    optim.REGISTRY.update(before)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 class Joining(Bench):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
@@ -20,13 +19,7 @@ from tests.roles.machine import CHUNK, SLAB, StoreMachine, random_walk
 from tests.roles.own_machine import ManualWorkshop, OwnFreeMachine, OwnStoreMachine, serve
 from tests.support.ports import STORE, FakeServer, make_frame, read_answer
 
-
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    before = dict(optim.REGISTRY)
-    yield
-    optim.REGISTRY.clear()
-    optim.REGISTRY.update(before)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.mark.parametrize("machine", [OwnStoreMachine, OwnFreeMachine])

@@ -198,19 +198,15 @@ async def test_ids_are_copied_only_for_a_request_that_may_wait(
     assert answers == [1, 1]
 
 
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("type", ["dist_sync", "dist_async"])
 async def test_an_optimizer_of_the_users_own_is_a_typed_error_of_the_round(type: str) -> None:
     """Workers refuse such a push; a round that was open when the optimizer came is met here."""
-    before = dict(optim.REGISTRY)
-    try:
-        workshop = ManualWorkshop()
-        bench = Bench(server=serve(1, workshop, type=type))
-        pushed = bench.push(1, [12])
-        assert not workshop.pieces
-        found = bench.pull(1, [12, 13])
-        assert isinstance(found, OptimizerError) or isinstance(pushed, OptimizerError)
-        unit: Any = bench.server.keeper.units[TABLE]
-        assert unit.updates == 0
-    finally:
-        optim.REGISTRY.clear()
-        optim.REGISTRY.update(before)
+    workshop = ManualWorkshop()
+    bench = Bench(server=serve(1, workshop, type=type))
+    pushed = bench.push(1, [12])
+    assert not workshop.pieces
+    found = bench.pull(1, [12, 13])
+    assert isinstance(found, OptimizerError) or isinstance(pushed, OptimizerError)
+    unit: Any = bench.server.keeper.units[TABLE]
+    assert unit.updates == 0

@@ -36,9 +36,11 @@ Key = int | str
 check_rows: Callable[..., int] = wire.check_rows
 gather_rows: Callable[..., int] = wire.gather_rows
 scatter_rows: Callable[..., int] = wire.scatter_rows
+distinct: Callable[..., bool] = wire.distinct
 
 _LARGEST_KEY = 1 << 63
 PLAIN_KEYS = {str, int}
+_SEVERAL = (list, tuple)  # one value a device
 _NO_ARRAYS = (int, float, complex, np.generic, list, tuple)  # bool is an int
 _ONE_A_DEVICE = "a list is one value a device; for one array write np.array([...])"
 
@@ -319,11 +321,11 @@ def check_apart(keys: Sequence[Key], outs: Sequence[Any]) -> None:
     Raises:
         TensorError: It names the second key.
     """
-    if len(keys) == 1:
+    if distinct(outs):
         return
     seen: dict[int, int] = {}
     for at, out in enumerate(outs):
-        for each in out if isinstance(out, (list, tuple)) else (out,):
+        for each in out if isinstance(out, _SEVERAL) else (out,):
             if isinstance(each, np.ndarray) and seen.setdefault(id(each), at) != at:
                 raise TensorError("one array as out of two keys", key=keys[at],
                                   expected="an array of its own",
@@ -353,7 +355,7 @@ class Incoming:
         self.finishing: list[Callable[[], None]] = []
         if outs is None:
             outs = [np.empty(info.shape, info.dtype) for info in plan.infos]
-        elif len(outs) > 1:
+        elif len(outs) > 1 and not distinct(outs):
             check_apart([info.key for info in plan.infos], outs)
         self.arrays = outs
         self.slabs = [self._rows(slab, plan, outs) for slab in plan.slabs]

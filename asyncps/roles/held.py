@@ -132,7 +132,7 @@ class HeldPushes:
 
     def blocks(self, rows: Rows) -> bool:
         """Tell whether a new push of these rows must go behind one that is held."""
-        return any(_meet(named, rows) for named in self._groups)
+        return bool(self._groups) and any(_meet(named, rows) for named in self._groups)
 
     def heads(self) -> list[Held]:
         """Return those that wait for none that is held before them, in their order."""

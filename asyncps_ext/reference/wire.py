@@ -258,6 +258,12 @@ def check_rows(
     return -1
 
 
+def distinct(values: Sequence[object]) -> bool:
+    """Tell whether all of some values are NumPy arrays (no subclass), none of them twice."""
+    return len({id(value) for value in values}) == len(values) and all(
+        type(value) is np.ndarray for value in values)
+
+
 def _flat(buffer: Buffer, *, written: bool = False) -> memoryview:
     exporter: Any = buffer  # NumPy tells typecheckers of its buffers from Python 3.12 on only
     view = memoryview(exporter)

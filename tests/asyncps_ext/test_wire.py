@@ -387,3 +387,20 @@ def test_only_variants_that_exist_can_be_chosen(variant: str) -> None:
     with pytest.raises(ValueError, match="no variant 'mmx' here"):
         wire._set_variant("mmx")
     assert wire._set_variant(variant) == variant
+
+
+# ------------------------------------------------------------------------------ no array comes twice
+
+
+@BODIES
+@pytest.mark.parametrize("many", [0, 1, 2, 3, 64, 1000])
+def test_arrays_that_are_all_different(body: ModuleType, many: int) -> None:
+    arrays = [np.empty(1) for _ in range(many)]
+    assert body.distinct(arrays) is True
+    assert body.distinct(tuple(arrays)) is True
+    for place in {0, many // 2, many}:
+        if arrays:
+            again = [*arrays[:place], arrays[many // 3], *arrays[place:]]
+            assert body.distinct(again) is False
+        for other in (None, 1, [np.empty(1)], np.empty(1).view(np.matrix), np.float32(1)):
+            assert body.distinct([*arrays[:place], other, *arrays[place:]]) is False

@@ -389,7 +389,7 @@ def test_only_variants_that_exist_can_be_chosen(variant: str) -> None:
     assert wire._set_variant(variant) == variant
 
 
-# ------------------------------------------------------------------------------ no array comes twice
+# ------------------------------------------------------------------------------------ apart
 
 
 @BODIES

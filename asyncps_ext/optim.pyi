@@ -1,6 +1,13 @@
 from typing import Any
 
+from numpy import dtype, int64
 from numpy.typing import NDArray
+
+class Rows:
+    dtype: dtype[Any]
+    def __init__(self, blocks: list[NDArray[Any]], width: int, slots: NDArray[int64]) -> None: ...
+    @property
+    def size(self) -> int: ...
 
 def test(out: NDArray[Any], w: NDArray[Any], g: NDArray[Any], rescale: float) -> None: ...
 def sgd(

@@ -2,7 +2,11 @@
 
 cimport numpy as cnp
 from libc.stdint cimport uint64_t
+from libc.stdlib cimport free
 
+from asyncps_ext.rows cimport (
+    aps_i64, aps_rows, check_int64, check_rows_of, check_width, data, length, open_blocks,
+)
 from asyncps_ext.types cimport (
     F64, GIL_FREE_BYTES, check_apart, check_array, check_like, dtype_of, same_dtype, variant_of,
 )
@@ -49,6 +53,12 @@ cdef extern from "optim_kernels.h" nogil:
         aps_squares squares[2]
     const aps_optim_table *aps_optim_table_at(int i) noexcept
 
+cdef extern from "optim_rows.h" nogil:
+    void aps_step_rows(
+        aps_update kernel, const aps_optim_args *given, const aps_i64 *slots, Py_ssize_t n,
+        Py_ssize_t width
+    ) noexcept
+
 cnp.import_array()
 
 cdef const aps_optim_table *table = aps_optim_table_at(0)
@@ -72,8 +82,48 @@ def _set_variant(str name not None):
     return before
 
 
+cdef class Rows:
+    """Rows of a table by slot, which a step updates where they lie; blocks and slots are kept."""
+
+    cdef aps_rows table
+    cdef list blocks
+    cdef object slots
+    cdef Py_ssize_t width
+    cdef readonly object dtype
+
+    def __cinit__(self, list blocks not None, Py_ssize_t width, slots):
+        check_int64(slots, "slots", False)
+        check_width(width)
+        if not blocks:
+            raise ValueError("a table without blocks has no rows to update")
+        check_array(blocks[0], "block", True)
+        dtype_of(blocks[0], "block 0")
+        self.blocks, self.slots, self.width = list(blocks), slots, width
+        self.dtype = blocks[0].dtype
+        open_blocks(&self.table, self.blocks, width, self.dtype, slots, True)
+
+    def __dealloc__(self):
+        free(self.table.blocks)
+
+    @property
+    def size(self):
+        """Elements of all rows."""
+        return length(self.slots) * self.width
+
+
+cdef int check_gradient(Rows rows, object g) except -1:
+    """As many rows of gradients, which touch no block."""
+    check_rows_of(g, "g", length(rows.slots), rows.width)
+    for block in rows.blocks:
+        check_apart(block, "block", g, "g", False)
+    return 0
+
+
 cdef int check(aps_optim_args *args, object out, object w, object g) except -1:
     """Check the three arrays of every step, note where they lie; returns their dtype."""
+    args.m = args.v = args.d = NULL
+    if isinstance(w, Rows):
+        return check_rows(args, out, w, g)
     check_array(out, "out", True)
     check_array(w, "w", False)
     check_array(g, "g", False)
@@ -91,6 +141,20 @@ cdef int check(aps_optim_args *args, object out, object w, object g) except -1:
     return dtype
 
 
+cdef int check_rows(aps_optim_args *args, object out, Rows w, object g) except -1:
+    """The same of rows, which are updated where they lie."""
+    if out is not w:
+        raise ValueError("out must be w, when it is rows of a table")
+    check_array(g, "g", False)
+    cdef int dtype = dtype_of(w.blocks[0], "w")
+    same_dtype(g, "g", dtype, w)
+    check_gradient(w, g)
+    args.w = &w.table
+    args.g = data(g)
+    args.n = length(g)
+    return dtype
+
+
 cdef int check_real(
     aps_optim_args *args, object out, object w, object g, double wd, double rescale, double clip
 ) except -1:
@@ -104,8 +168,19 @@ cdef int check_real(
     return dtype
 
 
-cdef char *check_state(object state, str name, int dtype, object out, object w, object g) except NULL:
+cdef void *check_state(object state, str name, int dtype, object out, object w, object g) except NULL:
     """Check an array that a step reads and writes; it may not touch any other."""
+    cdef Rows rows, of
+    if isinstance(w, Rows):
+        if not isinstance(state, Rows):
+            raise TypeError(f"{name} must be rows of a table, as w is, not {type(state).__name__}")
+        rows, of = state, w
+        if rows.slots is not of.slots or rows.width != of.width:
+            raise ValueError(f"{name} must be rows of the slots and the width of w")
+        same_dtype(rows.blocks[0], name, dtype, w)
+        check_gradient(rows, g)
+        check_states_apart(state, name, w, "w")
+        return &rows.table
     check_array(state, name, True)
     same_dtype(state, name, dtype, w)
     check_like(state, name, w, "w")
@@ -115,6 +190,13 @@ cdef char *check_state(object state, str name, int dtype, object out, object w, 
     return cnp.PyArray_BYTES(<cnp.ndarray>state)
 
 
+cdef int check_states_apart(object a, str a_name, object b, str b_name) except -1:
+    """Two that have been checked: arrays, or rows; of these the first blocks speak for all."""
+    if isinstance(a, Rows):
+        return check_apart((<Rows>a).blocks[0], a_name, (<Rows>b).blocks[0], b_name, False)
+    return check_apart(a, a_name, b, b_name, False)
+
+
 cdef int check_moments(
     aps_optim_args *args, int dtype, object out, object w, object g, object m, object v,
     double beta1, double beta2, double eps
@@ -122,7 +204,7 @@ cdef int check_moments(
     """What steps with Adam's moments are given beside that."""
     args.m = check_state(m, "m", dtype, out, w, g)
     args.v = check_state(v, "v", dtype, out, w, g)
-    check_apart(m, "m", v, "v", False)
+    check_states_apart(m, "m", v, "v")
     args.beta1 = beta1
     args.beta2 = beta2
     args.eps = eps
@@ -130,11 +212,24 @@ cdef int check_moments(
 
 
 cdef int update(aps_update kernel, aps_optim_args *args, object w) except -1:
+    if isinstance(w, Rows):
+        return update_rows(kernel, args, w)
     if cnp.PyArray_NBYTES(<cnp.ndarray>w) < GIL_FREE_BYTES:
         kernel(args)
     else:
         with nogil:
             kernel(args)
+    return 0
+
+
+cdef int update_rows(aps_update kernel, aps_optim_args *args, Rows w) except -1:
+    cdef const aps_i64 *slots = <const aps_i64 *>data(w.slots)
+    cdef Py_ssize_t n = length(w.slots), width = w.width
+    if n * w.table.row < GIL_FREE_BYTES:
+        aps_step_rows(kernel, args, slots, n, width)
+    else:
+        with nogil:
+            aps_step_rows(kernel, args, slots, n, width)
     return 0
 
 
@@ -234,9 +329,9 @@ def rmsprop_centered(
     args.v = check_state(n, "n", dtype, out, w, g)
     args.m = check_state(mean, "mean", dtype, out, w, g)
     args.d = check_state(delta, "delta", dtype, out, w, g)
-    check_apart(n, "n", mean, "mean", False)
-    check_apart(n, "n", delta, "delta", False)
-    check_apart(mean, "mean", delta, "delta", False)
+    check_states_apart(n, "n", mean, "mean")
+    check_states_apart(n, "n", delta, "delta")
+    check_states_apart(mean, "mean", delta, "delta")
     args.lr = lr
     args.beta1 = gamma1
     args.momentum = gamma2
@@ -253,7 +348,7 @@ def ftrl(
     cdef int dtype = check_real(&args, out, w, g, wd, rescale, clip)
     args.m = check_state(z, "z", dtype, out, w, g)
     args.v = check_state(n, "n", dtype, out, w, g)
-    check_apart(z, "z", n, "n", False)
+    check_states_apart(z, "z", n, "n")
     args.lr = lr
     args.lamda1 = lamda1
     args.beta = beta

@@ -2,21 +2,18 @@
 
 cimport numpy as cnp
 from libc.stdint cimport int64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free
 
 import numpy as np
 
+from asyncps_ext.rows cimport (
+    aps_check_slots, aps_i64, aps_rows, check_int64, check_rows_of, data, length, open_blocks,
+)
 from asyncps_ext.types cimport (
-    GIL_FREE_BYTES, check_apart, check_array, check_dtype, dtype_of, same_dtype,
+    GIL_FREE_BYTES, check_apart, check_array, dtype_of, same_dtype,
 )
 
 cdef extern from "sparse_kernels.h" nogil:
-    ctypedef int64_t aps_i64
-    int APS_ONE_BLOCK
-    ctypedef struct aps_rows:
-        char **blocks
-        int shift
-        Py_ssize_t row
     ctypedef void (*aps_scatter_add)(
         const aps_rows *t, const aps_i64 *slots, Py_ssize_t n, const char *rows, Py_ssize_t width
     ) noexcept
@@ -33,7 +30,6 @@ cdef extern from "sparse_kernels.h" nogil:
     const aps_sum_groups aps_sums_of_groups[6]
     Py_ssize_t aps_check_ids_i64(const void *ids, Py_ssize_t n, int64_t limit) noexcept
     Py_ssize_t aps_check_ids_u32(const void *ids, Py_ssize_t n, int64_t limit) noexcept
-    Py_ssize_t aps_check_slots(const aps_i64 *slots, Py_ssize_t n, int64_t rows) noexcept
     void aps_gather(const aps_rows *t, const aps_i64 *slots, Py_ssize_t n, char *out) noexcept
     void aps_scatter(
         const aps_rows *t, const aps_i64 *slots, Py_ssize_t n, const char *rows
@@ -45,30 +41,6 @@ cdef extern from "sparse_unique.h" nogil:
     ) noexcept
 
 cnp.import_array()
-
-
-cdef inline char *data(object array) noexcept:
-    return cnp.PyArray_BYTES(<cnp.ndarray>array)
-
-
-cdef inline Py_ssize_t length(object array) noexcept:
-    return cnp.PyArray_SIZE(<cnp.ndarray>array)
-
-
-cdef inline int check_int64(object array, str name, bint written) except -1:
-    check_array(array, name, written)
-    return check_dtype(array, name, cnp.NPY_INT64, "int64")
-
-
-cdef inline int check_rows_of(
-    object rows, str name, Py_ssize_t n, Py_ssize_t width
-) except -1:
-    """Exactly n rows of width elements."""
-    if width < 1:
-        raise ValueError(f"width must be at least 1, not {width}")
-    if length(rows) // width != n or length(rows) % width != 0:
-        raise ValueError(f"{name} has {length(rows)} elements, expected {n} rows of {width}")
-    return 0
 
 
 def check_ids(ids, int64_t limit):
@@ -112,44 +84,15 @@ cdef int open_table(
     check_int64(slots, "slots", False)
     check_array(rows, name, not written)
     check_rows_of(rows, name, length(slots), width)
-    cdef Py_ssize_t many = len(blocks), i, size, each = 0
-    cdef int64_t total, bad
+    if rows.dtype.hasobject:
+        raise TypeError(f"{name} must hold plain bytes, not {rows.dtype}")
+    if not written:
+        check_apart(rows, name, slots, "slots", False)
+    open_blocks(table, blocks, width, rows.dtype, slots, written)
     cdef object block
-    cdef object wanted = rows.dtype
-    if wanted.hasobject:
-        raise TypeError(f"{name} must hold plain bytes, not {wanted}")
-    table.row = width * cnp.PyArray_ITEMSIZE(<cnp.ndarray>rows)
-    table.shift = APS_ONE_BLOCK
-    table.blocks = <char **>malloc((many + 1) * sizeof(char *))
-    if table.blocks == NULL:
-        raise MemoryError()
     try:
-        for i in range(many):
-            block = blocks[i]
-            check_array(block, "block", written)
-            if block.dtype is not wanted and block.dtype != wanted:
-                raise TypeError(f"block {i} must be {wanted}, not {block.dtype}")
+        for block in blocks:
             check_apart(block, "block", rows, name, False)
-            check_apart(block, "block", slots, "slots", False)
-            size = length(block)
-            if i == 0:
-                each = size // width
-            if size % width != 0 or size != each * width:
-                raise ValueError(f"block {i} has {size} elements, expected rows of {width}, "
-                                 f"{each} in every block")
-            table.blocks[i] = data(block)
-        if many > 1:
-            if each < 1 or each & (each - 1):
-                raise ValueError(f"a block has {each} rows, expected a power of two")
-            table.shift = 0
-            while each >> table.shift > 1:
-                table.shift += 1
-        if not written:
-            check_apart(rows, name, slots, "slots", False)
-        total = each * many
-        bad = aps_check_slots(<const aps_i64 *>data(slots), length(slots), total)
-        if bad >= 0:
-            raise IndexError(f"slot {slots[bad]} at {bad} is outside of the {total} rows")
     except BaseException:
         free(table.blocks)
         table.blocks = NULL

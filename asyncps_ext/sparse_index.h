@@ -270,6 +270,23 @@ typedef struct {
     int64_t first, rows, count;
 } aps_range;
 
+/* Places lie apart: those a few turns ahead are asked for, so that the misses overlap. */
+#define APS_PLACES_AHEAD 24
+
+/* How many were there before the first that is absent; all n as a rule. */
+static ptrdiff_t aps_range_known(const aps_range *x, const aps_i64 *ids, ptrdiff_t n, aps_i64 *slots)
+{
+    for (ptrdiff_t i = 0; i < n; i++) {
+        if (i + APS_PLACES_AHEAD < n)
+            __builtin_prefetch(&x->places[ids[i + APS_PLACES_AHEAD] - x->first]);
+        const int64_t slot = (int64_t)x->places[ids[i] - x->first] - 1;
+        if (slot < 0)
+            return i;
+        slots[i] = slot;
+    }
+    return n;
+}
+
 static void aps_range_lookup(const aps_range *x, const aps_i64 *ids, ptrdiff_t n, aps_i64 *slots)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
@@ -280,7 +297,7 @@ static void aps_range_lookup(const aps_range *x, const aps_i64 *ids, ptrdiff_t n
 
 static void aps_range_insert(aps_range *x, const aps_i64 *ids, ptrdiff_t n, aps_i64 *slots)
 {
-    for (ptrdiff_t i = 0; i < n; i++) {
+    for (ptrdiff_t i = aps_range_known(x, ids, n, slots); i < n; i++) {
         uint32_t *place = &x->places[ids[i] - x->first];
         if (*place == 0)
             *place = (uint32_t)++x->count;

@@ -7,14 +7,22 @@ cost nothing, so an almost empty block is cheap and the list of blocks stays sho
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from asyncps.tensor.dtypes import Array
-from asyncps_ext import sparse
+from asyncps_ext import optim, sparse
 
 BLOCK_BYTES = 64 << 20
+
+
+class Run(NamedTuple):
+    """Rows with neighbouring ids under neighbouring slots."""
+
+    first_id: int
+    first_slot: int
+    rows: int
 
 
 class RowBlocks:
@@ -63,6 +71,14 @@ class RowBlocks:
     def scatter(self, slots: Array, rows: Array) -> None:
         """Copy rows in: row slots[i] = rows[i]."""
         sparse.scatter_set_at(self.blocks, self.width, slots, rows)
+
+    def rows(self, slots: Array) -> Any:
+        """Return what stands for rows in a step: it updates them where they lie.
+
+        Args:
+            slots: int64, different ones; they may not change while it is used.
+        """
+        return optim.Rows(self.blocks, self.width, slots)
 
     def read_run(self, first: int, out: Array) -> None:
         """Copy neighbouring rows out, from slot `first` on."""

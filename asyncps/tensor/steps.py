@@ -90,7 +90,7 @@ class AdamWStep:
 
     def step(self, out: Array, w: Array, g: Array, state: State, hyper: Hyper, t: int) -> None:
         if hyper["rescale_grad"] == 0:
-            np.copyto(out, w)
+            _keep(out, w)
             return
         rate = hyper["learning_rate"] * (_bias(hyper, t) if hyper["correct_bias"] else 1.0)
         kernels.adamw(
@@ -144,7 +144,7 @@ class FTRLStep:
 
     def step(self, out: Array, w: Array, g: Array, state: State, hyper: Hyper, t: int) -> None:
         if hyper["learning_rate"] == 0:
-            np.copyto(out, w)  # the rule divides by the rate
+            _keep(out, w)  # the rule divides by the rate
             return
         kernels.ftrl(
             out, w, g, state["z"], state["n"], hyper["learning_rate"], hyper["lamda1"],
@@ -181,6 +181,11 @@ class LAMBStep:
 
 def _common(hyper: Hyper) -> tuple[float, float, float]:
     return hyper["wd"], hyper["rescale_grad"], hyper["clip_gradient"]
+
+
+def _keep(out: Array, w: Array) -> None:
+    if out is not w:  # which may be rows of a table
+        np.copyto(out, w)
 
 
 def _bias(hyper: Hyper, t: int) -> float:

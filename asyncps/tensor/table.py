@@ -12,8 +12,6 @@ touches. One thread uses a table at a time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +19,7 @@ from asyncps.errors import DtypeMismatch, ShapeMismatch, TensorError
 from asyncps.initializer import Initializer, Zero
 from asyncps.tensor import firstrows, steps, updates
 from asyncps.tensor.dtypes import Array, Dtype
-from asyncps.tensor.rowblocks import BLOCK_BYTES, RowBlocks
+from asyncps.tensor.rowblocks import BLOCK_BYTES, RowBlocks, Run
 from asyncps.tensor.rowsparse import checked_shape
 from asyncps.tensor.tablestep import Step as Step
 from asyncps.tensor.words import MASTER
@@ -34,16 +32,8 @@ Ids = npt.NDArray[np.int64]
 # for each row that is used.
 RANGE_ROWS = 1 << 26
 
-# What a step works on at once: weights, gradient and two arrays of state stay in a core's cache.
+# What a step of several passes works on at once: weights, gradient and state stay in the cache.
 STEP_BYTES = 128 << 10
-
-
-class _Run(NamedTuple):
-    """Rows with neighbouring ids under neighbouring slots."""
-
-    first_id: int
-    first_slot: int
-    rows: int
 
 
 class Table:
@@ -81,7 +71,7 @@ class Table:
             dtype.bits, self.width, self.stop - self.first, block_bytes=block_bytes
         )
         self._state: dict[str, RowBlocks] = {}
-        self._known = _Run(0, 0, 0)
+        self._known = Run(0, 0, 0)
 
     def _new_index(self) -> RangeIndex | RowIndex:
         is_dense = self.stop - self.first <= RANGE_ROWS
@@ -217,7 +207,7 @@ class Table:
         """
         firstrows.check_usable(initializer, self.dtype)
         self._state.clear()
-        self._index, self._known = self._new_index(), _Run(0, 0, 0)
+        self._index, self._known = self._new_index(), Run(0, 0, 0)
         self._values = RowBlocks(self.dtype.bits, self.width, self.stop - self.first,
                                  block_bytes=self._block_bytes)
         self.initializer = initializer
@@ -230,7 +220,7 @@ class Table:
         self._state.clear()
         if self._run_of(ids) < 0 or ids.size != len(self):
             # A new index is cheaper than zeros in rows that may never be asked for again.
-            self._index, self._known = self._new_index(), _Run(0, 0, 0)
+            self._index, self._known = self._new_index(), Run(0, 0, 0)
         self.initializer = Zero()
         stored = sums
         if self.dtype.narrow is not None:
@@ -244,10 +234,19 @@ class Table:
         return max(1, STEP_BYTES // (self.width * self.dtype.sum.itemsize))
 
     def _step_some(self, slots: Ids, sums: Array, step: Step) -> None:
+        """Update rows of any slots, all in one call where the optimizer works on what is stored."""
+        names = self._needed(step)
+        if self.dtype.widen is not None:
+            self._step_copied(slots, sums, step, names)
+        elif slots.size:
+            w = self._values.rows(slots)
+            self._run(step, w, sums, {name: self._state[name].rows(slots) for name in names})
+
+    def _step_copied(self, slots: Ids, sums: Array, step: Step, names: tuple[str, ...]) -> None:
         """Copy a few rows together, update them while they are in the cache, copy them back."""
         many, width = min(self._rows_at_once(), slots.size), self.width
         w_room = np.empty(many * width, self.dtype.bits)
-        rooms = {name: np.empty(many * width, self.dtype.sum) for name in self._needed(step)}
+        rooms = {name: np.empty(many * width, self.dtype.sum) for name in names}
         for begin in range(0, slots.size, many or 1):
             part = slots[begin : begin + many]
             size = part.size * width
@@ -319,9 +318,9 @@ class Table:
         if int(ids[-1]) - first != rows - 1:
             return
         if (first, first_slot) == (known.first_id + known.rows, known.first_slot + known.rows):
-            self._known = _Run(known.first_id, known.first_slot, known.rows + rows)
+            self._known = Run(known.first_id, known.first_slot, known.rows + rows)
         elif rows > known.rows:
-            self._known = _Run(first, first_slot, rows)
+            self._known = Run(first, first_slot, rows)
 
     def _store(self, ids: Ids, stored: Array) -> None:
         run = self._run_of(ids)
@@ -344,7 +343,12 @@ class Table:
                                  self._values.view(begin, end))
 
     def _slots(self, ids: Ids, *, make: bool) -> Ids:
-        """The slots of checked ids; new rows get their first values if `make`."""
+        """The slots of checked ids; new rows get their first values if `make`. May be `ids`."""
+        known = self._known
+        if ids.size and known.first_id <= ids[0] and ids[-1] < known.first_id + known.rows:
+            # Each lookup would be a miss of the cache, and this is none.
+            apart = known.first_slot - known.first_id
+            return ids + apart if apart else ids
         before = len(self._index)
         slots: Ids = np.empty(ids.size, np.int64)
         new = self._index.insert(ids, slots)

@@ -1,4 +1,4 @@
-"""Fused update steps of the servers, in plain NumPy."""
+"""Fused update steps of the servers, in plain NumPy; of arrays, or of `Rows` of tables."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from asyncps_ext.reference.checks import (
 )
 from asyncps_ext.reference.checks import set_variant as _set_variant
 from asyncps_ext.reference.checks import variants as _variants
+from asyncps_ext.reference.optim_rows import Rows, takes_rows
 
 __all__ = [
-    "_set_variant", "_variants", "adagrad", "adam", "adamw", "ftrl", "lamb_direction", "rmsprop",
-    "rmsprop_centered", "sgd", "sgd_momentum", "squares", "test",
+    "Rows", "_set_variant", "_variants", "adagrad", "adam", "adamw", "ftrl", "lamb_direction",
+    "rmsprop", "rmsprop_centered", "sgd", "sgd_momentum", "squares", "test",
 ]
 
 LANES = 8  # partial sums of `squares`
 
 
+@takes_rows
 def test(out: Array, w: Array, g: Array, rescale: float) -> None:
     """out = w + rescale*g: the step that MXNet's "test" optimizer takes.
 
@@ -47,6 +49,7 @@ def test(out: Array, w: Array, g: Array, rescale: float) -> None:
         np.add(w.view(unsigned), factor * g.view(unsigned), out=out.view(unsigned))
 
 
+@takes_rows
 def sgd(out: Array, w: Array, g: Array, lr: float, wd: float, rescale: float, clip: float) -> None:
     """g' = clip(rescale*g) + wd*w; out = w - lr*g'.
 
@@ -66,6 +69,7 @@ def sgd(out: Array, w: Array, g: Array, lr: float, wd: float, rescale: float, cl
         np.subtract(w, lr * grad, out=out)
 
 
+@takes_rows
 def sgd_momentum(
     out: Array,
     w: Array,
@@ -103,6 +107,7 @@ def sgd_momentum(
             m[:] = moved
 
 
+@takes_rows
 def adam(
     out: Array,
     w: Array,
@@ -132,6 +137,7 @@ def adam(
         np.subtract(w, lr_t * m / (np.sqrt(v) + eps), out=out)
 
 
+@takes_rows
 def adamw(
     out: Array, w: Array, g: Array, m: Array, v: Array, lr: float, eta: float, beta1: float,
     beta2: float, eps: float, wd: float, rescale: float, clip: float,
@@ -152,6 +158,7 @@ def adamw(
         np.subtract(w, eta * (lr * m / (np.sqrt(v) + eps) + wd * w), out=out)
 
 
+@takes_rows
 def adagrad(
     out: Array, w: Array, g: Array, h: Array, lr: float, eps: float, wd: float, rescale: float,
     clip: float,
@@ -169,6 +176,7 @@ def adagrad(
         np.subtract(w, lr * (grad / np.sqrt(h + eps) + wd * w), out=out)
 
 
+@takes_rows
 def rmsprop(
     out: Array, w: Array, g: Array, n: Array, lr: float, gamma1: float, eps: float, wd: float,
     rescale: float, clip: float, clip_weights: float,
@@ -188,6 +196,7 @@ def rmsprop(
         out[:] = _bounded(w - lr * (grad / np.sqrt(n + eps)), clip_weights)
 
 
+@takes_rows
 def rmsprop_centered(
     out: Array, w: Array, g: Array, n: Array, mean: Array, delta: Array, lr: float, gamma1: float,
     gamma2: float, eps: float, wd: float, rescale: float, clip: float, clip_weights: float,
@@ -210,6 +219,7 @@ def rmsprop_centered(
         out[:] = _bounded(w + delta, clip_weights)
 
 
+@takes_rows
 def ftrl(
     out: Array, w: Array, g: Array, z: Array, n: Array, lr: float, lamda1: float, beta: float,
     wd: float, rescale: float, clip: float,
@@ -232,6 +242,7 @@ def ftrl(
         out[:] = np.where(np.abs(z) <= lamda1, w.dtype.type(0), moved)
 
 
+@takes_rows
 def lamb_direction(
     out: Array, w: Array, g: Array, m: Array, v: Array, beta1: float, beta2: float, eps: float,
     wd: float, fix1: float, fix2: float, rescale: float, clip: float,

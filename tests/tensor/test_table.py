@@ -127,6 +127,13 @@ STEPS = [
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True, "clip_gradient": 0.5}),
     ("adam", {"learning_rate": 0.01, "wd": 0.01}),
+    ("adamw", {"learning_rate": 0.01, "wd": 0.01}),
+    ("adamw", {"rescale_grad": 0.0}),
+    ("adagrad", {"learning_rate": 0.1}),
+    ("rmsprop", {"learning_rate": 0.01}),
+    ("rmsprop", {"learning_rate": 0.01, "centered": True}),
+    ("ftrl", {"learning_rate": 0.1}),
+    ("ftrl", {"learning_rate": 0.0}),
     ("test", {"rescale_grad": 0.5}),
 ]
 
@@ -228,8 +235,10 @@ def test_neighbours_keep_their_values_however_they_were_made(made: str, block_by
     }[made]:  # fmt: skip
         rows_of(table, *which)
     rng = np.random.default_rng(0)
-    for first, stop in [(0, 100), (20, 70), (39, 41), (60, 100), (0, 10), (99, 100), (50, 50)]:
-        which, values = np.arange(first, stop), rng.random((stop - first, 3), dtype=np.float32)
+    parts = [(0, 100), (20, 70), (39, 41), (60, 100), (0, 10), (99, 100), (50, 50)]
+    some = [np.arange(1, 100, 9), np.arange(61, 99, 2), ids(0, 59, 60, 99), ids(40, 42, 89)]
+    for which in [*(np.arange(*part) for part in parts), *some]:
+        values = rng.random((which.size, 3), dtype=np.float32)
         np.testing.assert_array_equal(rows_of(table, *which), model[which])
         table.apply(which, values.reshape(-1), step("test"))
         model[which] += values

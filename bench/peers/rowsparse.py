@@ -44,7 +44,7 @@ class Asyncps:
         return ids
 
     def push(self, rows):
-        self.store.push("t", rows)
+        self.store.push("t", rows, copy=False)
 
     def pull(self, ids):
         return self.store.row_sparse_pull("t", ids)

@@ -133,7 +133,9 @@ cdef inline Py_ssize_t words(Py_ssize_t n, int bits) noexcept:
     return (n * bits + 31) // 32 * 4
 
 
-cdef int encode(aps_encode kernel, object payload, object residual, object g, float value) except -1:
+cdef int encode(
+    aps_encode kernel, object payload, object residual, object g, float value
+) except -1:
     check_target(payload, "payload", residual, g)
     cdef uint8_t *to = <uint8_t *>cnp.PyArray_BYTES(<cnp.ndarray>payload)
     cdef aps_f32 *kept = NULL if residual is None else floats_of(residual)

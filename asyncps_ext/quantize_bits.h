@@ -67,8 +67,9 @@ APS_TARGET static APS_INLINE void APS_FN(encode_2bit_loop)(uint8_t *payload, aps
             const float x = kept ? g[i + k] + residual[i + k] : g[i + k];
             const uint32_t up = x >= t, down = x <= -t;
             byte |= (up | down) << 1 | up;
+            const uint32_t sent = (t_bits & aps_mask((int)(up | down))) | down << 31;
             if (kept)
-                residual[i + k] = x - aps_as_f32((t_bits & aps_mask(up | down)) | down << 31);
+                residual[i + k] = x - aps_as_f32(sent);
         }
         payload[i / 4] = (uint8_t)byte;
     }

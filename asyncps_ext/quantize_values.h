@@ -221,7 +221,27 @@ APS_TARGET static APS_INLINE uint32_t APS_FN(count_strip)(const aps_f32 *x, ptrd
 {
     const aps_u32 *bits = (const aps_u32 *)(const void *)x;
     uint32_t count = 0;
-    for (ptrdiff_t i = 0; i < n; i++)
+    ptrdiff_t i = 0;
+#if APS_VECTORS
+    /* four sums at once: one would wait for itself */
+    const __m256i high = _mm256_set1_epi32(APS_NONFINITE);
+    __m256i sums[4];
+    for (int k = 0; k < 4; k++)
+        sums[k] = _mm256_setzero_si256();
+    for (; i + 32 <= n; i += 32)
+        for (int k = 0; k < 4; k++) {
+            const void *at = bits + i + 8 * k;
+            const __m256i top = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)at), high);
+            sums[k] = _mm256_sub_epi32(sums[k], _mm256_cmpeq_epi32(top, high));
+        }
+    uint32_t each[8];
+    _mm256_storeu_si256((__m256i *)(void *)each,
+                        _mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]),
+                                         _mm256_add_epi32(sums[2], sums[3])));
+    for (int k = 0; k < 8; k++)
+        count += each[k];
+#endif
+    for (; i < n; i++)
         count += (bits[i] & APS_NONFINITE) == APS_NONFINITE;
     return count;
 }

@@ -191,13 +191,12 @@ APS_TARGET static void APS_FN(encode_f16)(uint8_t *payload, aps_f32 *residual, c
     APS_BOTH(encode_f16_loop, residual, payload, residual, g, n);
 }
 
-APS_TARGET static APS_INLINE void APS_FN(encode_bf16_loop)(uint8_t *payload, aps_f32 *residual,
-                                                           const aps_f32 *g, ptrdiff_t n,
-                                                           const int kept)
+APS_TARGET static APS_INLINE void APS_FN(plain_bf16)(aps_u16 *out, aps_f32 *residual,
+                                                     const aps_f32 *g, ptrdiff_t i, ptrdiff_t end,
+                                                     const int kept)
 {
-    aps_u16 *out = (aps_u16 *)(void *)payload;
     APS_INDEPENDENT
-    for (ptrdiff_t i = 0; i < n; i++) {
+    for (; i < end; i++) {
         const float x = kept ? g[i] + residual[i] : g[i];
         const int32_t order = (int32_t)(aps_f32_bits(x) & 0x7fffffffu);
         uint32_t half = aps_f32_bits_to_bf16(aps_f32_bits(x));
@@ -206,6 +205,45 @@ APS_TARGET static APS_INLINE void APS_FN(encode_bf16_loop)(uint8_t *payload, aps
         if (kept)
             residual[i] = x - aps_as_f32(half << 16);
     }
+}
+
+APS_TARGET static APS_INLINE void APS_FN(encode_bf16_loop)(uint8_t *payload, aps_f32 *residual,
+                                                           const aps_f32 *g, ptrdiff_t n,
+                                                           const int kept)
+{
+    aps_u16 *out = (aps_u16 *)(void *)payload;
+    ptrdiff_t i = 0;
+#if APS_VECTORS
+    const __m256i magnitude = _mm256_set1_epi32(INT32_MAX), one = _mm256_set1_epi32(1);
+    const __m256i below_half = _mm256_set1_epi32(0x7fff);
+    const __m256i most = _mm256_set1_epi32(0x7f7f7fff); /* above is rare, and left to plain C */
+    for (; i + 16 <= n; i += 16) {
+        __m256i above = _mm256_setzero_si256(), halves[2];
+        __m256 x[2];
+        for (int k = 0; k < 2; k++) {
+            x[k] = APS_FN(load_x)(residual, g, i + 8 * k, kept);
+            const __m256i bits = _mm256_castps_si256(x[k]);
+            const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+            above = _mm256_or_si256(
+                above, _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), most));
+            halves[k] = _mm256_srli_epi32(
+                _mm256_add_epi32(_mm256_add_epi32(bits, below_half), odd), 16);
+        }
+        if (!_mm256_testz_si256(above, above)) {
+            APS_FN(plain_bf16)(out, residual, g, i, i + 16, kept);
+            continue;
+        }
+        for (int k = 0; kept && k < 2; k++) {
+            const __m256 sent = _mm256_castsi256_ps(_mm256_slli_epi32(halves[k], 16));
+            _mm256_storeu_ps((float *)(residual + i + 8 * k), _mm256_sub_ps(x[k], sent));
+        }
+        /* packing keeps to lanes */
+        const __m256i packed = _mm256_packus_epi32(halves[0], halves[1]);
+        _mm256_storeu_si256((__m256i *)(void *)(out + i),
+                            _mm256_permute4x64_epi64(packed, 0xd8));
+    }
+#endif
+    APS_FN(plain_bf16)(out, residual, g, i, n, kept);
 }
 
 APS_TARGET static void APS_FN(encode_bf16)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g,

@@ -21,6 +21,8 @@ NAMES = {
                "merge_rows", "sum_groups", "sum_duplicates"],
     "sparse_index": ["RowIndex", "RangeIndex"],
     "sparse_fill": ["fill_uniform", "fill_normal"],
+    "quantize": ["count_nonfinite", "encode_2bit", "decode_1bit", "onebit_prepare", "add_int8",
+                 "encode_f16", "encode_bf16"],
 }
 
 
@@ -75,12 +77,12 @@ def test_the_twins_stand_in_when_asked_for_and_one_line_says_so(unbuilt: Path, f
     code = f"""
 import {first}
 import asyncps_ext, asyncps_ext.wire, asyncps_ext.reference as reference
-from asyncps_ext import optim, reduce, sparse, sparse_fill, sparse_index, wire
+from asyncps_ext import optim, quantize, reduce, sparse, sparse_fill, sparse_index, wire
 from asyncps_ext.reduce import add
 assert not asyncps_ext.COMPILED and asyncps_ext.INSTRUCTION_SET == "numpy"
 assert (wire, reduce, optim) == (reference.wire, reference.reduce, reference.optim)
 assert (sparse, sparse_fill) == (reference.sparse, reference.sparse_fill)
-assert sparse_index is reference.sparse_index
+assert (sparse_index, quantize) == (reference.sparse_index, reference.quantize)
 assert add is reference.add and asyncps_ext.wire is wire
 assert wire.crc32c(b"123456789") == 0xE3069283
 """

@@ -15,6 +15,7 @@ __all__ = [
     "INSTRUCTION_SET",
     "optim",
     "reduce",
+    "select",
     "sparse",
     "sparse_fill",
     "sparse_index",
@@ -28,7 +29,7 @@ def _install_reference() -> None:
     """Let the modules of kernels be the NumPy twins, whichever way they are imported."""
     from asyncps_ext import reference
 
-    for name in ("wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill"):
+    for name in ("wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill", "select"):
         sys.modules[f"{__name__}.{name}"] = getattr(reference, name)
 
 
@@ -37,7 +38,7 @@ if _PURE:
     _install_reference()
 
 try:
-    from asyncps_ext import optim, reduce, sparse, sparse_fill, sparse_index, wire
+    from asyncps_ext import optim, reduce, select, sparse, sparse_fill, sparse_index, wire
 except ImportError as error:
     raise ImportError(
         f"the compiled kernels of asyncps_ext cannot be loaded ({error}). Build them with "

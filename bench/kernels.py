@@ -1,7 +1,8 @@
-"""The reduce, optimizer and sparse kernels against memcpy, every result checked.
+"""The reduce, optimizer, sparse and select kernels against memcpy, every result checked.
 
 Rates count the bytes that an operation must read and write, memcpy's too; `of_memcpy` is the
-share of memcpy's rate at the same size of array.
+share of memcpy's rate at the same size of array. Of select's kernels the bytes of the dense input
+count, and at two sizes the other variants and the NumPy twins are timed too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 import harness
 import numpy as np
+from kernels_select import measure_select
 from kernels_sparse import sparse_ops
 
 from asyncps_ext import COMPILED, INSTRUCTION_SET, optim, reduce
@@ -160,6 +162,7 @@ def main(argv: list[str] | None = None) -> int:
                 check()
                 share = moved / times.median_s / 1e9 / floor
                 bench.emit(name, case, times, moved, of_memcpy=share, **build)
+        measure_select(bench, case, n, floor)
     return 0
 
 

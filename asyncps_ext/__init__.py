@@ -16,6 +16,7 @@ __all__ = [
     "optim",
     "quantize",
     "reduce",
+    "select",
     "sparse",
     "sparse_fill",
     "sparse_index",
@@ -29,7 +30,8 @@ def _install_reference() -> None:
     """Let the modules of kernels be the NumPy twins, whichever way they are imported."""
     from asyncps_ext import reference
 
-    for name in ("wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill", "quantize"):
+    for name in ("wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill", "quantize",
+                 "select"):
         sys.modules[f"{__name__}.{name}"] = getattr(reference, name)
 
 
@@ -38,7 +40,16 @@ if _PURE:
     _install_reference()
 
 try:
-    from asyncps_ext import optim, quantize, reduce, sparse, sparse_fill, sparse_index, wire
+    from asyncps_ext import (
+        optim,
+        quantize,
+        reduce,
+        select,
+        sparse,
+        sparse_fill,
+        sparse_index,
+        wire,
+    )
 except ImportError as error:
     raise ImportError(
         f"the compiled kernels of asyncps_ext cannot be loaded ({error}). Build them with "

@@ -1,8 +1,9 @@
-"""The reduce, optimizer, sparse and quantize kernels against memcpy, every result checked.
+"""The reduce, optimizer, sparse, quantize and select kernels against memcpy, every result checked.
 
 Rates count the bytes that an operation must read and write, memcpy's too; `of_memcpy` is the
 share of memcpy's rate at the same size of array. Quantizers tell the rate of float32 input beside
-(`input_GBps`), at two sizes also that of the other variants and of the NumPy twins.
+(`input_GBps`); of select's kernels the bytes of the dense input count. At two sizes the other
+variants of both and their NumPy twins are timed too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import ModuleType
 import harness
 import numpy as np
 from kernels_quantize import other_bodies, quantize_ops
+from kernels_select import measure_select
 from kernels_sparse import sparse_ops
 
 from asyncps_ext import COMPILED, INSTRUCTION_SET, optim, quantize, reduce
@@ -179,6 +181,7 @@ def main(argv: list[str] | None = None) -> int:
         measure_quantizers(bench, case, n, floor, quantize, "")
         for variant, body in other_bodies(case):
             measure_quantizers(bench, case, n, floor, body, f"@{variant}")
+        measure_select(bench, case, n, floor)
     return 0
 
 

@@ -1,8 +1,8 @@
 """Every kernel in plain NumPy: the specification of the compiled ones, and their stand-in.
 
-The modules `wire`, `reduce`, `optim`, `sparse`, `sparse_index`, `sparse_fill` and `quantize` here
-have the functions of the compiled modules of those names, with the same arguments, results and
-errors.
+The modules `wire`, `reduce`, `optim`, `sparse`, `sparse_index`, `sparse_fill`, `quantize` and
+`select` here have the functions of the compiled modules of those names, with the same arguments,
+results and errors.
 Unless a function says otherwise:
 
 * arrays are 1-d C-contiguous ndarrays in native byte order, of any length and alignment; those that
@@ -19,6 +19,7 @@ from asyncps_ext.reference import (
     optim,
     quantize,
     reduce,
+    select,
     sparse,
     sparse_fill,
     sparse_index,
@@ -81,6 +82,7 @@ __all__ = [
     "rmsprop_centered",
     "scale",
     "scatter_rows",
+    "select",
     "sgd",
     "sgd_momentum",
     "sparse",

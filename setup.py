@@ -18,7 +18,9 @@ from setuptools.errors import CompileError
 PACKAGE = Path("asyncps_ext")
 DEBUG = os.environ.get("ASYNCPS_EXT_DEBUG", "") not in ("", "0")
 MODE = "debug" if DEBUG else "release"
-NAMES = ["wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill"]
+NAMES = [
+    "wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill", "quantize", "select",
+]
 
 # No contraction to FMA and no reassociation: all variants of a kernel must agree bit for bit.
 # Without errno a square root is one instruction, and loops around it become vector code.

@@ -1,4 +1,4 @@
-"""The hot path: frame headers, sums, conversions, update steps and sparse rows, compiled.
+"""The hot path: frame headers, sums, conversions, update steps, sparse rows, quantizers, compiled.
 
 `asyncps_ext.reference` holds the same functions in plain NumPy. It is the specification, and what
 runs under ASYNCPS_PURE=1; this module is the only reader of that variable.
@@ -14,7 +14,9 @@ __all__ = [
     "COMPILED",
     "INSTRUCTION_SET",
     "optim",
+    "quantize",
     "reduce",
+    "select",
     "sparse",
     "sparse_fill",
     "sparse_index",
@@ -28,7 +30,8 @@ def _install_reference() -> None:
     """Let the modules of kernels be the NumPy twins, whichever way they are imported."""
     from asyncps_ext import reference
 
-    for name in ("wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill"):
+    for name in ("wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill", "quantize",
+                 "select"):
         sys.modules[f"{__name__}.{name}"] = getattr(reference, name)
 
 
@@ -37,7 +40,16 @@ if _PURE:
     _install_reference()
 
 try:
-    from asyncps_ext import optim, reduce, sparse, sparse_fill, sparse_index, wire
+    from asyncps_ext import (
+        optim,
+        quantize,
+        reduce,
+        select,
+        sparse,
+        sparse_fill,
+        sparse_index,
+        wire,
+    )
 except ImportError as error:
     raise ImportError(
         f"the compiled kernels of asyncps_ext cannot be loaded ({error}). Build them with "

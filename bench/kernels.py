@@ -1,19 +1,24 @@
-"""The reduce, optimizer and sparse kernels against memcpy, every result checked.
+"""The reduce, optimizer, sparse, quantize and select kernels against memcpy, every result checked.
 
 Rates count the bytes that an operation must read and write, memcpy's too; `of_memcpy` is the
-share of memcpy's rate at the same size of array.
+share of memcpy's rate at the same size of array. Quantizers tell the rate of float32 input beside
+(`input_GBps`); of select's kernels the bytes of the dense input count. At two sizes the other
+variants of both and their NumPy twins are timed too.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import harness
 import numpy as np
+from kernels_quantize import other_bodies, quantize_ops
+from kernels_select import measure_select
 from kernels_sparse import sparse_ops
 
-from asyncps_ext import COMPILED, INSTRUCTION_SET, optim, reduce
+from asyncps_ext import COMPILED, INSTRUCTION_SET, optim, quantize, reduce
 
 PAGE = 4096
 HYPER = {"lr": 0.05, "wd": 1e-4, "rescale": 0.5, "clip": 0.4}
@@ -142,6 +147,19 @@ def optim_ops(n: int) -> dict[str, tuple[Callable[[], None], Callable[[], None],
     return {k: (fn, checker(k, fn, want), size * n) for k, (fn, want, size) in wants.items()}
 
 
+def measure_quantizers(
+    bench: harness.Bench, case: str, n: int, floor: float, body: ModuleType, suffix: str
+) -> None:
+    """One body of the quantizers at one size."""
+    for name, (fn, check, moved) in quantize_ops(body, n).items():
+        check()
+        times = harness.measure(fn, bench.seconds / (4 if suffix else 1))
+        check()
+        rates = {"of_memcpy": moved / times.median_s / 1e9 / floor,
+                 "input_GBps": 4 * n / times.median_s / 1e9}  # fmt: skip
+        bench.emit(name + suffix, case, times, moved, **rates)
+
+
 def main(argv: list[str] | None = None) -> int:
     """All kernels at all sizes."""
     bench = harness.Bench("kernels", __doc__.splitlines()[0], argv)
@@ -160,6 +178,10 @@ def main(argv: list[str] | None = None) -> int:
                 check()
                 share = moved / times.median_s / 1e9 / floor
                 bench.emit(name, case, times, moved, of_memcpy=share, **build)
+        measure_quantizers(bench, case, n, floor, quantize, "")
+        for variant, body in other_bodies(case):
+            measure_quantizers(bench, case, n, floor, body, f"@{variant}")
+        measure_select(bench, case, n, floor)
     return 0
 
 

@@ -1,7 +1,8 @@
 """Every kernel in plain NumPy: the specification of the compiled ones, and their stand-in.
 
-The modules `wire`, `reduce`, `optim`, `sparse`, `sparse_index` and `sparse_fill` here have the
-functions of the compiled modules of those names, with the same arguments, results and errors.
+The modules `wire`, `reduce`, `optim`, `sparse`, `sparse_index`, `sparse_fill`, `quantize` and
+`select` here have the functions of the compiled modules of those names, with the same arguments,
+results and errors.
 Unless a function says otherwise:
 
 * arrays are 1-d C-contiguous ndarrays in native byte order, of any length and alignment; those that
@@ -14,7 +15,16 @@ Unless a function says otherwise:
 
 from __future__ import annotations
 
-from asyncps_ext.reference import optim, reduce, sparse, sparse_fill, sparse_index, wire
+from asyncps_ext.reference import (
+    optim,
+    quantize,
+    reduce,
+    select,
+    sparse,
+    sparse_fill,
+    sparse_index,
+    wire,
+)
 from asyncps_ext.reference.optim import (
     adagrad,
     adam,
@@ -66,11 +76,13 @@ __all__ = [
     "optim",
     "pack_header",
     "parse_header",
+    "quantize",
     "reduce",
     "rmsprop",
     "rmsprop_centered",
     "scale",
     "scatter_rows",
+    "select",
     "sgd",
     "sgd_momentum",
     "sparse",

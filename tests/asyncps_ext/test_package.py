@@ -21,6 +21,10 @@ NAMES = {
                "merge_rows", "sum_groups", "sum_duplicates"],
     "sparse_index": ["RowIndex", "RangeIndex"],
     "sparse_fill": ["fill_uniform", "fill_normal"],
+    "quantize": ["count_nonfinite", "encode_2bit", "decode_1bit", "onebit_prepare", "add_int8",
+                 "encode_f16", "encode_bf16"],
+    "select": ["topk", "threshold", "count_threshold", "random_indices", "seed_of", "take",
+               "take_f16", "dgc_accumulate", "dgc_mask", "add_at", "add_at_f16", "set_at", "merge"],
 }
 
 
@@ -75,12 +79,13 @@ def test_the_twins_stand_in_when_asked_for_and_one_line_says_so(unbuilt: Path, f
     code = f"""
 import {first}
 import asyncps_ext, asyncps_ext.wire, asyncps_ext.reference as reference
-from asyncps_ext import optim, reduce, sparse, sparse_fill, sparse_index, wire
+from asyncps_ext import optim, quantize, reduce, select, sparse, sparse_fill, sparse_index, wire
 from asyncps_ext.reduce import add
 assert not asyncps_ext.COMPILED and asyncps_ext.INSTRUCTION_SET == "numpy"
 assert (wire, reduce, optim) == (reference.wire, reference.reduce, reference.optim)
 assert (sparse, sparse_fill) == (reference.sparse, reference.sparse_fill)
-assert sparse_index is reference.sparse_index
+assert (sparse_index, quantize) == (reference.sparse_index, reference.quantize)
+assert select is reference.select
 assert add is reference.add and asyncps_ext.wire is wire
 assert wire.crc32c(b"123456789") == 0xE3069283
 """

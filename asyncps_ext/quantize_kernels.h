@@ -1,0 +1,86 @@
+/* Kernels of asyncps_ext.quantize: what each is given, the variants and the choice of one.
+ *
+ * Every encoder works on x = g + residual and leaves x - (what was sent) in residual; with residual
+ * NULL on x = g, of which nothing is kept. Vector code takes whole turns, plain code the rest (or,
+ * in the baseline, all), and both give the same bytes: the arithmetic of an element is the same.
+ */
+#ifndef ASYNCPS_QUANTIZE_KERNELS_H
+#define ASYNCPS_QUANTIZE_KERNELS_H
+
+#include <math.h>
+
+#include "halves.h"
+
+typedef int8_t aps_i8 APS_ANYWHERE;
+
+typedef ptrdiff_t (*aps_scan)(const aps_f32 *x, ptrdiff_t n);
+typedef void (*aps_encode)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g, float value,
+                           ptrdiff_t n);
+typedef void (*aps_decode)(aps_f32 *out, const uint8_t *payload, float value, ptrdiff_t n);
+typedef double (*aps_prepare)(aps_f32 *residual, const aps_f32 *g, ptrdiff_t n);
+typedef void (*aps_encode_blocks)(aps_i8 *payload, aps_f32 *scales, aps_f32 *residual,
+                                  const aps_f32 *g, ptrdiff_t n);
+typedef void (*aps_decode_blocks)(aps_f32 *out, const aps_i8 *payload, const aps_f32 *scales,
+                                  ptrdiff_t n);
+
+typedef struct {
+    const char *name;
+    aps_scan count_nonfinite, first_nonfinite;
+    aps_encode encode_2bit, encode_1bit, encode_onebit, encode_f16, encode_bf16;
+    aps_decode decode_2bit, add_2bit, decode_signs, add_signs;
+    aps_prepare onebit_prepare;
+    aps_encode_blocks encode_int8;
+    aps_decode_blocks decode_int8, add_int8;
+} aps_quantize_table;
+
+/* Values that share a scale; part of the format. */
+#define APS_BLOCK 256
+
+/* Times 127 it is finite still; the next float is not, and is what the largest float / 127 is. */
+#define APS_MOST_SCALE 0x1.020406p+121f
+
+#define APS_NONFINITE 0x7f800000u /* the least bits of a magnitude that is not finite */
+
+enum { APS_DECODE, APS_ADD };
+
+/* The residual is read and written, or there is none: each loop is compiled for both. */
+#define APS_BOTH(name, residual, ...)                 \
+    do {                                              \
+        if ((residual) != NULL)                       \
+            APS_FN(name)(__VA_ARGS__, 1);             \
+        else                                          \
+            APS_FN(name)(__VA_ARGS__, 0);             \
+    } while (0)
+
+#define APS_TARGET
+#define APS_FN(name) APS_JOIN(aps_baseline_, name)
+#define APS_VARIANT "baseline"
+#define APS_VECTORS 0
+#include "quantize_bits.h"
+#include "quantize_values.h"
+#include "quantize_variant.h"
+#undef APS_TARGET
+#undef APS_FN
+#undef APS_VARIANT
+#undef APS_VECTORS
+
+#if APS_HAVE_V3
+#define APS_TARGET APS_TARGET_V3
+#define APS_FN(name) APS_JOIN(aps_v3_, name)
+#define APS_VARIANT "x86-64-v3"
+#define APS_VECTORS 1
+#include "quantize_bits.h"
+#include "quantize_values.h"
+#include "quantize_variant.h"
+#undef APS_TARGET
+#undef APS_FN
+#undef APS_VARIANT
+#undef APS_VECTORS
+#endif
+
+static const aps_quantize_table *aps_quantize_table_at(int i)
+{
+    return APS_TABLE_AT(i);
+}
+
+#endif

@@ -1,0 +1,309 @@
+/* The loops of int8 blocks, f16 and bf16 with what is kept, and the scan for what is not finite;
+ * included once for each variant by quantize_kernels.h behind quantize_bits.h.
+ */
+
+/* ---- int8: 256 values share a scale, the largest magnitude / 127 */
+
+/* x of a block to a place of its own; returns the bits of the largest magnitude, which are in the
+ * order of the floats, and NaN above all. */
+APS_TARGET static APS_INLINE int32_t APS_FN(gather_block)(float *x, const aps_f32 *residual,
+                                                          const aps_f32 *g, ptrdiff_t n,
+                                                          const int kept)
+{
+    int32_t most = 0;
+    ptrdiff_t i = 0;
+#if APS_VECTORS
+    const __m256i magnitude = _mm256_set1_epi32(INT32_MAX);
+    __m256i highest = _mm256_setzero_si256();
+    for (; i + 8 <= n; i += 8) {
+        const __m256 value = APS_FN(load_x)(residual, g, i, kept);
+        _mm256_storeu_ps(x + i, value);
+        highest = _mm256_max_epi32(highest,
+                                   _mm256_and_si256(_mm256_castps_si256(value), magnitude));
+    }
+    int32_t each[8];
+    _mm256_storeu_si256((__m256i *)(void *)each, highest);
+    for (int k = 0; k < 8; k++)
+        most = each[k] > most ? each[k] : most;
+#endif
+    for (; i < n; i++) {
+        x[i] = kept ? g[i] + residual[i] : g[i];
+        const int32_t bits = (int32_t)(aps_f32_bits(x[i]) & 0x7fffffffu);
+        most = bits > most ? bits : most;
+    }
+    return most;
+}
+
+#if APS_VECTORS
+/* Eight quotients, rounded: up to 190 where the scale has lost digits, below 2^-126. */
+APS_TARGET static APS_INLINE __m256i APS_FN(round_int8)(const float *x, aps_f32 *residual,
+                                                        ptrdiff_t at, __m256 unit, const int kept)
+{
+    const __m256 value = _mm256_loadu_ps(x + at);
+    const __m256 ratio = _mm256_min_ps(_mm256_div_ps(value, unit), _mm256_set1_ps(127.0f));
+    const __m256i q = _mm256_cvtps_epi32(_mm256_max_ps(ratio, _mm256_set1_ps(-127.0f)));
+    if (kept) {
+        const __m256 sent = _mm256_mul_ps(_mm256_cvtepi32_ps(q), unit);
+        _mm256_storeu_ps((float *)(residual + at), _mm256_sub_ps(value, sent));
+    }
+    return q;
+}
+#endif
+
+APS_TARGET static APS_INLINE void APS_FN(round_block)(aps_i8 *payload, aps_f32 *residual,
+                                                      const float *x, float unit, ptrdiff_t n,
+                                                      const int kept)
+{
+    ptrdiff_t i = 0;
+#if APS_VECTORS
+    const __m256 units = _mm256_set1_ps(unit);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* packing keeps to lanes */
+    for (; i + 32 <= n; i += 32) {
+        __m256i q[4];
+        for (int k = 0; k < 4; k++)
+            q[k] = APS_FN(round_int8)(x, residual, i + 8 * k, units, kept);
+        const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]),
+                                                  _mm256_packs_epi32(q[2], q[3]));
+        _mm256_storeu_si256((__m256i *)(void *)(payload + i),
+                            _mm256_permutevar8x32_epi32(packed, order));
+    }
+#endif
+    /* adding 1.5 * 2^23 rounds to whole numbers, ties to even, and leaves them in the low bits */
+    const float shift = 12582912.0f;
+    APS_INDEPENDENT
+    for (ptrdiff_t j = i; j < n; j++) {
+        int32_t q = (int32_t)(aps_f32_bits(x[j] / unit + shift) - aps_f32_bits(shift));
+        q = q > 127 ? 127 : q;
+        q = q < -127 ? -127 : q;
+        payload[j] = (int8_t)q;
+        if (kept)
+            residual[j] = x[j] - (float)q * unit;
+    }
+}
+
+APS_TARGET static APS_INLINE void APS_FN(encode_block)(aps_i8 *payload, aps_f32 *scale,
+                                                       aps_f32 *residual, const aps_f32 *g,
+                                                       ptrdiff_t n, const int kept)
+{
+    float x[APS_BLOCK];
+    const uint32_t most = (uint32_t)APS_FN(gather_block)(x, residual, g, n, kept);
+    float unit = aps_as_f32(most) / 127.0f;
+    unit = unit > APS_MOST_SCALE ? APS_MOST_SCALE : unit;
+    unit = most < APS_NONFINITE ? unit : aps_as_f32(0x7fc00000u);
+    *scale = unit;
+    if (unit > 0) {
+        APS_FN(round_block)(payload, residual, x, unit, n, kept);
+        return;
+    }
+    /* nothing above 2^-143, and all of it is kept; or a NaN, which the whole block becomes */
+    for (ptrdiff_t i = 0; i < n; i++) {
+        payload[i] = 0;
+        if (kept)
+            residual[i] = x[i] - 0.0f * unit;
+    }
+}
+
+APS_TARGET static APS_INLINE void APS_FN(encode_int8_loop)(aps_i8 *payload, aps_f32 *scales,
+                                                           aps_f32 *residual, const aps_f32 *g,
+                                                           ptrdiff_t n, const int kept)
+{
+    ptrdiff_t i = 0;
+    for (; i + APS_BLOCK <= n; i += APS_BLOCK)
+        APS_FN(encode_block)(payload + i, scales + i / APS_BLOCK, kept ? residual + i : NULL, g + i,
+                             APS_BLOCK, kept);
+    if (i < n)
+        APS_FN(encode_block)(payload + i, scales + i / APS_BLOCK, kept ? residual + i : NULL, g + i,
+                             n - i, kept);
+}
+
+APS_TARGET static void APS_FN(encode_int8)(aps_i8 *payload, aps_f32 *scales, aps_f32 *residual,
+                                           const aps_f32 *g, ptrdiff_t n)
+{
+    APS_BOTH(encode_int8_loop, residual, payload, scales, residual, g, n);
+}
+
+APS_TARGET static APS_INLINE void APS_FN(decode_int8_loop)(aps_f32 *out, const aps_i8 *payload,
+                                                           const aps_f32 *scales, ptrdiff_t n,
+                                                           const int add)
+{
+    for (ptrdiff_t start = 0; start < n; start += APS_BLOCK) {
+        const float unit = scales[start / APS_BLOCK];
+        const ptrdiff_t end = n - start < APS_BLOCK ? n : start + APS_BLOCK;
+        APS_INDEPENDENT
+        for (ptrdiff_t i = start; i < end; i++) {
+            const float value = (float)payload[i] * unit;
+            out[i] = add ? out[i] + value : value;
+        }
+    }
+}
+
+APS_TARGET static void APS_FN(decode_int8)(aps_f32 *out, const aps_i8 *payload,
+                                           const aps_f32 *scales, ptrdiff_t n)
+{
+    APS_FN(decode_int8_loop)(out, payload, scales, n, APS_DECODE);
+}
+
+APS_TARGET static void APS_FN(add_int8)(aps_f32 *acc, const aps_i8 *payload, const aps_f32 *scales,
+                                        ptrdiff_t n)
+{
+    APS_FN(decode_int8_loop)(acc, payload, scales, n, APS_ADD);
+}
+
+/* ---- f16 and bf16: what is finite stays so, and the residual keeps what does not fit */
+
+APS_TARGET static APS_INLINE void APS_FN(encode_f16_loop)(uint8_t *payload, aps_f32 *residual,
+                                                          const aps_f32 *g, ptrdiff_t n,
+                                                          const int kept)
+{
+    aps_u16 *out = (aps_u16 *)(void *)payload;
+    ptrdiff_t i = 0;
+#if APS_VECTORS
+    const __m256 most = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
+    const __m256 infinite = _mm256_set1_ps(INFINITY);
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX));
+    for (; i + 8 <= n; i += 8) {
+        const __m256 x = APS_FN(load_x)(residual, g, i, kept);
+        const __m256 within = _mm256_max_ps(_mm256_min_ps(x, most), least);
+        const __m256 finite = _mm256_cmp_ps(_mm256_and_ps(x, magnitude), infinite, _CMP_LT_OQ);
+        const __m128i half = _mm256_cvtps_ph(_mm256_blendv_ps(x, within, finite),
+                                             _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm_storeu_si128((__m128i *)(void *)(out + i), half);
+        if (kept)
+            _mm256_storeu_ps((float *)(residual + i), _mm256_sub_ps(x, _mm256_cvtph_ps(half)));
+    }
+#endif
+    APS_INDEPENDENT
+    for (ptrdiff_t j = i; j < n; j++) {
+        const float x = kept ? g[j] + residual[j] : g[j];
+        const int32_t order = (int32_t)(aps_f32_bits(x) & 0x7fffffffu);
+        uint32_t half = aps_f32_to_f16(x);
+        half -= 1u & aps_mask((half & 0x7fffu) == 0x7c00u) & aps_mask(order < 0x7f800000);
+        out[j] = (uint16_t)half;
+        if (kept)
+            residual[j] = x - aps_f16_to_f32((uint16_t)half);
+    }
+}
+
+APS_TARGET static void APS_FN(encode_f16)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g,
+                                          float unused, ptrdiff_t n)
+{
+    (void)unused;
+    APS_BOTH(encode_f16_loop, residual, payload, residual, g, n);
+}
+
+APS_TARGET static APS_INLINE void APS_FN(plain_bf16)(aps_u16 *out, aps_f32 *residual,
+                                                     const aps_f32 *g, ptrdiff_t i, ptrdiff_t end,
+                                                     const int kept)
+{
+    APS_INDEPENDENT
+    for (; i < end; i++) {
+        const float x = kept ? g[i] + residual[i] : g[i];
+        const int32_t order = (int32_t)(aps_f32_bits(x) & 0x7fffffffu);
+        uint32_t half = aps_f32_bits_to_bf16(aps_f32_bits(x));
+        half -= 1u & aps_mask((half & 0x7fffu) == 0x7f80u) & aps_mask(order < 0x7f800000);
+        out[i] = (uint16_t)half;
+        if (kept)
+            residual[i] = x - aps_as_f32(half << 16);
+    }
+}
+
+APS_TARGET static APS_INLINE void APS_FN(encode_bf16_loop)(uint8_t *payload, aps_f32 *residual,
+                                                           const aps_f32 *g, ptrdiff_t n,
+                                                           const int kept)
+{
+    aps_u16 *out = (aps_u16 *)(void *)payload;
+    ptrdiff_t i = 0;
+#if APS_VECTORS
+    const __m256i magnitude = _mm256_set1_epi32(INT32_MAX), one = _mm256_set1_epi32(1);
+    const __m256i below_half = _mm256_set1_epi32(0x7fff);
+    const __m256i most = _mm256_set1_epi32(0x7f7f7fff); /* above is rare, and left to plain C */
+    for (; i + 16 <= n; i += 16) {
+        __m256i above = _mm256_setzero_si256(), halves[2];
+        __m256 x[2];
+        for (int k = 0; k < 2; k++) {
+            x[k] = APS_FN(load_x)(residual, g, i + 8 * k, kept);
+            const __m256i bits = _mm256_castps_si256(x[k]);
+            const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+            above = _mm256_or_si256(
+                above, _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), most));
+            halves[k] = _mm256_srli_epi32(
+                _mm256_add_epi32(_mm256_add_epi32(bits, below_half), odd), 16);
+        }
+        if (!_mm256_testz_si256(above, above)) {
+            APS_FN(plain_bf16)(out, residual, g, i, i + 16, kept);
+            continue;
+        }
+        for (int k = 0; kept && k < 2; k++) {
+            const __m256 sent = _mm256_castsi256_ps(_mm256_slli_epi32(halves[k], 16));
+            _mm256_storeu_ps((float *)(residual + i + 8 * k), _mm256_sub_ps(x[k], sent));
+        }
+        /* packing keeps to lanes */
+        const __m256i packed = _mm256_packus_epi32(halves[0], halves[1]);
+        _mm256_storeu_si256((__m256i *)(void *)(out + i),
+                            _mm256_permute4x64_epi64(packed, 0xd8));
+    }
+#endif
+    APS_FN(plain_bf16)(out, residual, g, i, n, kept);
+}
+
+APS_TARGET static void APS_FN(encode_bf16)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g,
+                                           float unused, ptrdiff_t n)
+{
+    (void)unused;
+    APS_BOTH(encode_bf16_loop, residual, payload, residual, g, n);
+}
+
+/* ---- NaN and infinities, in strips whose counts fit 32 bits and which the caches keep */
+
+APS_TARGET static APS_INLINE uint32_t APS_FN(count_strip)(const aps_f32 *x, ptrdiff_t n)
+{
+    const aps_u32 *bits = (const aps_u32 *)(const void *)x;
+    uint32_t count = 0;
+    ptrdiff_t i = 0;
+#if APS_VECTORS
+    /* four sums at once: one would wait for itself */
+    const __m256i high = _mm256_set1_epi32(APS_NONFINITE);
+    __m256i sums[4];
+    for (int k = 0; k < 4; k++)
+        sums[k] = _mm256_setzero_si256();
+    for (; i + 32 <= n; i += 32)
+        for (int k = 0; k < 4; k++) {
+            const void *at = bits + i + 8 * k;
+            const __m256i top = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)at), high);
+            sums[k] = _mm256_sub_epi32(sums[k], _mm256_cmpeq_epi32(top, high));
+        }
+    uint32_t each[8];
+    _mm256_storeu_si256((__m256i *)(void *)each,
+                        _mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]),
+                                         _mm256_add_epi32(sums[2], sums[3])));
+    for (int k = 0; k < 8; k++)
+        count += each[k];
+#endif
+    for (; i < n; i++)
+        count += (bits[i] & APS_NONFINITE) == APS_NONFINITE;
+    return count;
+}
+
+#define APS_SCAN 4096
+
+APS_TARGET static ptrdiff_t APS_FN(count_nonfinite)(const aps_f32 *x, ptrdiff_t n)
+{
+    ptrdiff_t count = 0;
+    for (ptrdiff_t i = 0; i < n; i += APS_SCAN)
+        count += APS_FN(count_strip)(x + i, n - i < APS_SCAN ? n - i : APS_SCAN);
+    return count;
+}
+
+APS_TARGET static ptrdiff_t APS_FN(first_nonfinite)(const aps_f32 *x, ptrdiff_t n)
+{
+    for (ptrdiff_t i = 0; i < n; i += APS_SCAN) {
+        const ptrdiff_t end = n - i < APS_SCAN ? n : i + APS_SCAN;
+        if (APS_FN(count_strip)(x + i, end - i) == 0)
+            continue;
+        for (ptrdiff_t j = i; j < end; j++)
+            if ((aps_f32_bits(x[j]) & APS_NONFINITE) == APS_NONFINITE)
+                return j;
+    }
+    return -1;
+}
+#undef APS_SCAN

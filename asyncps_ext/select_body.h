@@ -1,0 +1,99 @@
+/* One variant of the loops of asyncps_ext.select that look at every element; included by
+ * select_kernels.h with APS_TARGET, APS_FN(name), APS_VARIANT and APS_AVX2 set.
+ *
+ * A magnitude is the bits of a float32 without its sign: as integers they have the order of the
+ * numbers, and no denormal is slow. `limit` is the largest magnitude that is not wanted, or -1.
+ */
+
+/* How many magnitudes lie above limit. */
+APS_TARGET static ptrdiff_t APS_FN(above)(const aps_u32 *x, ptrdiff_t n, int32_t limit)
+{
+    ptrdiff_t total = 0;
+    for (ptrdiff_t at = 0; at < n; at += APS_COUNTED) {
+        const ptrdiff_t end = n - at < APS_COUNTED ? n : at + APS_COUNTED;
+        uint32_t count = 0;
+        for (ptrdiff_t i = at; i < end; i++)
+            count += (uint32_t)((int32_t)(x[i] & APS_MAGNITUDE) > limit);
+        total += count;
+    }
+    return total;
+}
+
+/* Append number and bits of the elements from..to-1 whose magnitude lies above limit to the first
+ * `count` of `room` places; returns the new count, or -1 when there are more than places. Places
+ * behind the count may be written.
+ */
+APS_TARGET static ptrdiff_t APS_FN(pick)(const aps_u32 *x, ptrdiff_t from, ptrdiff_t to,
+                                         int32_t limit, aps_u32 *indices, aps_u32 *values,
+                                         ptrdiff_t count, ptrdiff_t room)
+{
+    ptrdiff_t i = from;
+#if APS_AVX2
+    /* All eight are written, those wanted first, so that there is no branch to guess. */
+    const __m256i magnitude = _mm256_set1_epi32((int32_t)APS_MAGNITUDE);
+    const __m256i bound = _mm256_set1_epi32(limit), eight = _mm256_set1_epi32(8);
+    __m256i number = _mm256_add_epi32(_mm256_set1_epi32((int32_t)(uint32_t)i),
+                                      _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    for (; i + 8 <= to; i += 8) {
+        const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)(x + i));
+        const __m256i is_more = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), bound);
+        uint32_t mask = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(is_more));
+        if (count + 8 <= room) {
+            const __m128i packed = _mm_loadl_epi64((const __m128i *)(const void *)aps_packing[mask]);
+            const __m256i order = _mm256_cvtepu8_epi32(packed);
+            _mm256_storeu_si256((__m256i *)(void *)(indices + count),
+                                _mm256_permutevar8x32_epi32(number, order));
+            _mm256_storeu_si256((__m256i *)(void *)(values + count),
+                                _mm256_permutevar8x32_epi32(bits, order));
+            count += __builtin_popcount(mask);
+        } else if (mask) {
+            if (count + __builtin_popcount(mask) > room)
+                return -1;
+            for (; mask; mask &= mask - 1, count++) {
+                const ptrdiff_t at = i + __builtin_ctz(mask);
+                indices[count] = (uint32_t)at;
+                values[count] = x[at];
+            }
+        }
+        number = _mm256_add_epi32(number, eight);
+    }
+#else
+    for (; i + APS_LOOK <= to; i += APS_LOOK) {
+        uint32_t any = 0;
+        for (ptrdiff_t j = i; j < i + APS_LOOK; j++)
+            any |= (uint32_t)((int32_t)(x[j] & APS_MAGNITUDE) > limit);
+        if (!any)
+            continue;
+        if (count + APS_LOOK > room) {
+            count = aps_pick_some(x, i, i + APS_LOOK, limit, indices, values, count, room);
+            if (count < 0)
+                return -1;
+            continue;
+        }
+        for (ptrdiff_t j = i; j < i + APS_LOOK; j++) {
+            const uint32_t bits = x[j];
+            indices[count] = (uint32_t)j;
+            values[count] = bits;
+            count += (int32_t)(bits & APS_MAGNITUDE) > limit;
+        }
+    }
+#endif
+    return aps_pick_some(x, i, to, limit, indices, values, count, room);
+}
+
+/* u = momentum * u + g; v = v + u. */
+APS_TARGET static void APS_FN(accumulate)(aps_f32 *u, aps_f32 *v, const aps_f32 *g,
+                                          ptrdiff_t n, float momentum)
+{
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const float moved = momentum * u[i];
+        const float sum = moved + g[i];
+        u[i] = sum;
+        v[i] = v[i] + sum;
+    }
+}
+
+static const aps_select_table APS_FN(table) = {
+    APS_VARIANT, APS_FN(above), APS_FN(pick), APS_FN(accumulate),
+};

@@ -1,0 +1,249 @@
+/* Kernels of asyncps_ext.select that look at every element: which of them are largest, and DGC's
+ * sums. The variants, the choice of one, and the search for the k-th magnitude.
+ */
+#ifndef ASYNCPS_SELECT_KERNELS_H
+#define ASYNCPS_SELECT_KERNELS_H
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "variants.h"
+
+typedef struct {
+    const char *name;
+    ptrdiff_t (*above)(const aps_u32 *x, ptrdiff_t n, int32_t limit);
+    ptrdiff_t (*pick)(const aps_u32 *x, ptrdiff_t from, ptrdiff_t to, int32_t limit,
+                      aps_u32 *indices, aps_u32 *values, ptrdiff_t count, ptrdiff_t room);
+    void (*accumulate)(aps_f32 *u, aps_f32 *v, const aps_f32 *g, ptrdiff_t n, float momentum);
+} aps_select_table;
+
+#define APS_MAGNITUDE 0x7fffffffu
+/* Elements that are counted in 32 bits, and that are looked at as a whole. */
+#define APS_COUNTED ((ptrdiff_t)1 << 20)
+#define APS_LOOK 16
+
+/* For each set of eight elements the order that puts them first. */
+static uint8_t aps_packing[256][8];
+
+static void aps_select_begin(void)
+{
+    for (int mask = 0; mask < 256; mask++) {
+        int count = 0;
+        for (uint8_t i = 0; i < 8; i++)
+            if (mask >> i & 1)
+                aps_packing[mask][count++] = i;
+    }
+}
+
+/* The largest magnitude below `least`, or -1. */
+static int32_t aps_limit(float least)
+{
+    int32_t bits;
+    memcpy(&bits, &least, sizeof bits);
+    return least > 0 ? bits - 1 : -1;
+}
+
+/* `pick` one by one, for what is left over. */
+static APS_INLINE ptrdiff_t aps_pick_some(const aps_u32 *x, ptrdiff_t from, ptrdiff_t to,
+                                          int32_t limit, aps_u32 *indices, aps_u32 *values,
+                                          ptrdiff_t count, ptrdiff_t room)
+{
+    for (ptrdiff_t i = from; i < to; i++) {
+        if ((int32_t)(x[i] & APS_MAGNITUDE) <= limit)
+            continue;
+        if (count == room)
+            return -1;
+        indices[count] = (uint32_t)i;
+        values[count++] = x[i];
+    }
+    return count;
+}
+
+#define APS_TARGET
+#define APS_FN(name) APS_JOIN(aps_baseline_, name)
+#define APS_VARIANT "baseline"
+#define APS_AVX2 0
+#include "select_body.h"
+#undef APS_TARGET
+#undef APS_FN
+#undef APS_VARIANT
+#undef APS_AVX2
+
+#if APS_HAVE_V3
+#define APS_TARGET APS_TARGET_V3
+#define APS_FN(name) APS_JOIN(aps_v3_, name)
+#define APS_VARIANT "x86-64-v3"
+#define APS_AVX2 1
+#include "select_body.h"
+#undef APS_TARGET
+#undef APS_FN
+#undef APS_VARIANT
+#undef APS_AVX2
+#endif
+
+static const aps_select_table *aps_select_table_at(int i)
+{
+    return APS_TABLE_AT(i);
+}
+
+/* ------------------------------------------------------------------------------- the k-th magnitude
+ *
+ * Radix selection: a histogram of the upper 11 bits tells which bin holds the k-th magnitude, one of
+ * the next 10 bits of that bin which part of it, one of the last 10 which magnitude. Four
+ * histograms take turns, since neighbours are often equal and an addition would wait for the one
+ * before.
+ */
+#define APS_BINS 2048
+#define APS_APART (APS_BINS + 16) /* equal bins of two histograms are not 4 KiB apart */
+#define APS_INNER 1024 /* bins of the second and third histogram; behind them what is not looked for */
+#define APS_TURNS 4
+
+/* The wanted ones: all magnitudes above `least`, and the first `ties` of those that equal it. */
+typedef struct {
+    uint32_t least;
+    ptrdiff_t ties;
+} aps_cut;
+
+/* The bin of a magnitude; whether it begins with `prefix` cannot be guessed, so no branch asks. */
+static APS_INLINE uint32_t aps_bin(uint32_t key, const int shift, uint32_t prefix)
+{
+    const uint32_t digit = (key >> shift) - (prefix << 10);
+    return shift == 20 || digit < APS_INNER ? digit : APS_INNER;
+}
+
+/* Count the digits at `shift` of those magnitudes that begin with `prefix`, or the first ones. */
+static APS_INLINE void aps_histogram(const aps_u32 *x, ptrdiff_t n, const int shift,
+                                     uint32_t prefix, uint32_t (*bins)[APS_APART])
+{
+    memset(bins, 0, APS_TURNS * sizeof *bins);
+    ptrdiff_t i = 0;
+    for (; i + APS_TURNS <= n; i += APS_TURNS) {
+        for (int turn = 0; turn < APS_TURNS; turn++)
+            bins[turn][aps_bin(x[i + turn] & APS_MAGNITUDE, shift, prefix)]++;
+    }
+    for (; i < n; i++)
+        bins[0][aps_bin(x[i] & APS_MAGNITUDE, shift, prefix)]++;
+}
+
+/* Of the k largest of n, 1 <= k <= n. */
+static aps_cut aps_find(const aps_u32 *x, ptrdiff_t n, ptrdiff_t k)
+{
+    uint32_t bins[APS_TURNS][APS_APART];
+    uint32_t prefix = 0;
+    ptrdiff_t need = k;
+    for (int shift = 20; shift >= 0; shift -= 10) {
+        uint32_t bin = shift == 20 ? APS_BINS : APS_INNER;
+        if (shift == 20)
+            aps_histogram(x, n, 20, prefix, bins);
+        else if (shift == 10)
+            aps_histogram(x, n, 10, prefix, bins);
+        else
+            aps_histogram(x, n, 0, prefix, bins);
+        ptrdiff_t inside = 0;
+        while (bin-- > 0) {
+            inside = (ptrdiff_t)bins[0][bin] + bins[1][bin] + bins[2][bin] + bins[3][bin];
+            if (inside >= need)
+                break;
+            need -= inside;
+        }
+        prefix = prefix << 10 | bin;
+        if (inside == need) /* all of this bin: no need to look into it */
+            return (aps_cut){ prefix << shift, n };
+    }
+    return (aps_cut){ prefix, need };
+}
+
+/* Write the wanted ones, of which there are k. */
+static void aps_collect(const aps_select_table *t, const aps_u32 *x, ptrdiff_t n, aps_cut cut,
+                        aps_u32 *indices, aps_u32 *values, ptrdiff_t k)
+{
+    const int32_t above = (int32_t)cut.least, from = above - 1;
+    ptrdiff_t at = 0, count = 0, ties = cut.ties;
+    if (ties >= n) {
+        t->pick(x, 0, n, from, indices, values, 0, k);
+        return;
+    }
+    /* By blocks that stay in the cache: in one where not all that equal it fit, one by one. */
+    while (at < n && ties > 0) {
+        const ptrdiff_t end = n - at < 4096 ? n : at + 4096;
+        const ptrdiff_t equal =
+            t->above(x + at, end - at, from) - t->above(x + at, end - at, above);
+        if (equal <= ties) {
+            count = t->pick(x, at, end, from, indices, values, count, k);
+            ties -= equal;
+            at = end;
+            continue;
+        }
+        for (; ties > 0; at++) {
+            if ((x[at] & APS_MAGNITUDE) < cut.least)
+                continue;
+            ties -= (x[at] & APS_MAGNITUDE) == cut.least;
+            indices[count] = (uint32_t)at;
+            values[count++] = x[at];
+        }
+    }
+    t->pick(x, at, n, above, indices, values, count, k);
+}
+
+/* ------------------------------------------------------------------------------------------- top-k
+ *
+ * A sample says what the k-th magnitude is about. What lies above a slightly smaller one is picked in
+ * one pass, and the search goes on among these few. When that fails (the sample misleads, or too
+ * many magnitudes are equal) all elements are searched; the result is the same.
+ */
+#define APS_SAMPLE_FROM 65536
+#define APS_SAMPLE_MOST 16384
+
+/* Whether it has been done. */
+static int aps_topk_by_sample(const aps_select_table *t, const aps_u32 *x, ptrdiff_t n,
+                              ptrdiff_t k, aps_u32 *indices, aps_u32 *values)
+{
+    const ptrdiff_t size = n / 64 < APS_SAMPLE_MOST ? n / 64 : APS_SAMPLE_MOST;
+    const double share = (double)size / (double)n;
+    double rank = (double)k * share; /* of the k-th within the sample, and what chance adds to it */
+    rank = rank + 4.0 * sqrt(rank) + 8.0;
+    if (rank > (double)size / 4.0)
+        return 0;
+    const ptrdiff_t room = (ptrdiff_t)((rank + 6.0 * sqrt(rank) + 8.0) / share);
+    aps_u32 *few = malloc((size_t)(room > size ? room : size) * 2 * sizeof *few);
+    if (few == NULL)
+        return 0;
+    aps_u32 *places = few + (room > size ? room : size);
+    /* Multiples of the golden ratio are spread evenly and in step with no rows of a matrix. */
+    for (ptrdiff_t i = 0; i < size; i++) {
+        const uint64_t spread = (uint64_t)i * 0x9E3779B97F4A7C15u >> 32;
+        few[i] = x[spread * (uint64_t)n >> 32];
+    }
+    const int32_t about = (int32_t)aps_find(few, size, (ptrdiff_t)rank).least;
+    ptrdiff_t count = t->pick(x, 0, n, about - 1, places, few, 0, room);
+    if (count < 0) { /* many are equal to it; then it is the k-th, or those above are few */
+        const ptrdiff_t over = t->above(x, n, about);
+        if (over < k) {
+            const int is_enough = t->above(x, n, about - 1) >= k;
+            if (is_enough)
+                aps_collect(t, x, n, (aps_cut){ (uint32_t)about, k - over }, indices, values, k);
+            free(few);
+            return is_enough;
+        }
+        count = t->pick(x, 0, n, about, places, few, 0, room);
+    }
+    if (count >= k) {
+        aps_collect(t, few, count, aps_find(few, count, k), indices, values, k);
+        for (ptrdiff_t i = 0; i < k; i++)
+            indices[i] = places[indices[i]];
+    }
+    free(few);
+    return count >= k;
+}
+
+static void aps_topk(const aps_select_table *t, const aps_u32 *x, ptrdiff_t n, ptrdiff_t k,
+                     aps_u32 *indices, aps_u32 *values)
+{
+    if (k == 0)
+        return;
+    if (n >= APS_SAMPLE_FROM && aps_topk_by_sample(t, x, n, k, indices, values))
+        return;
+    aps_collect(t, x, n, aps_find(x, n, k), indices, values, k);
+}
+
+#endif

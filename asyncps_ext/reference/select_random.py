@@ -57,7 +57,9 @@ def _drawn(seed: int, n: int, k: int) -> NDArray[np.int64]:
         product = (_mixed(start + number * np.uint64(0x9E3779B97F4A7C15)) >> 32) * np.uint64(n)
         fair = product[(product & 0xFFFFFFFF) >= _MOST % n]
         chosen = np.sort(np.concatenate([chosen, (fair >> 32).astype(np.int64)]))
-        chosen = chosen[np.append(True, chosen[1:] != chosen[:-1])]
+        is_first = np.ones(chosen.size, bool)
+        is_first[1:] = chosen[1:] != chosen[:-1]
+        chosen = chosen[is_first]
         words += missing
     return chosen
 

@@ -206,6 +206,16 @@ def test_the_sum_of_magnitudes_is_right_and_has_the_same_bits_everywhere(body: M
                 np.testing.assert_allclose(total, expected, rtol=1e-12)
 
 
+@BODIES
+def test_partial_sums_are_added_in_the_order_that_is_told(body: ModuleType) -> None:
+    big = 2.0**53  # 1 more is lost, 2 more are not
+    for lane in range(8):
+        for ones in range(256):
+            s = [big if i == lane else float(ones >> i & 1) for i in range(8)]
+            expected = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+            assert body.onebit_prepare(None, np.array(s, np.float32)) == expected
+
+
 def test_the_sum_of_magnitudes_does_not_depend_on_where_the_array_lies() -> None:
     g: Array = floats(1001, "float32", 9, special=False)
     place = np.empty(4 * 1001 + 64, np.uint8)

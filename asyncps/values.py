@@ -355,7 +355,7 @@ class Incoming:
         self.finishing: list[Callable[[], None]] = []
         if outs is None:
             outs = [np.empty(info.shape, info.dtype) for info in plan.infos]
-        elif len(outs) > 1 and not distinct(outs):
+        elif not distinct(outs):  # else no list of keys is made
             check_apart([info.key for info in plan.infos], outs)
         self.arrays = outs
         self.slabs = [self._rows(slab, plan, outs) for slab in plan.slabs]
@@ -370,7 +370,7 @@ class Incoming:
         return [self._place(outs[index], plan.infos[index]) for index in slab.indices]
 
     def _place(self, out: Any, info: KeyInfo) -> Array:
-        targets = list(out) if isinstance(out, (list, tuple)) else [out]
+        targets = list(out) if isinstance(out, _SEVERAL) else [out]
         if not targets:
             raise TensorError("an empty list of arrays", key=info.key)
         for target in targets:

@@ -83,12 +83,13 @@ def _set_variant(str name not None):
 
 
 cdef class Rows:
-    """Rows of a table by slot, which a step updates where they lie; blocks and slots are kept."""
+    """Rows of a table by slot, which a step updates where they lie; the blocks are kept."""
 
     cdef aps_rows table
     cdef list blocks
-    cdef object slots
-    cdef Py_ssize_t width
+    cdef object slots  # as given: a state's must be the same
+    cdef object own  # a copy, which nobody changes after it was checked
+    cdef Py_ssize_t width, rows  # rows: of the whole table
     cdef readonly object dtype
 
     def __cinit__(self, list blocks not None, Py_ssize_t width, slots):
@@ -99,8 +100,10 @@ cdef class Rows:
         check_array(blocks[0], "block", True)
         dtype_of(blocks[0], "block 0")
         self.blocks, self.slots, self.width = list(blocks), slots, width
+        self.own = slots.copy()
         self.dtype = blocks[0].dtype
-        open_blocks(&self.table, self.blocks, width, self.dtype, slots, True)
+        open_blocks(&self.table, self.blocks, width, self.dtype, self.own, True)
+        self.rows = length(self.blocks[0]) // width * len(self.blocks)
 
     def __dealloc__(self):
         free(self.table.blocks)
@@ -108,12 +111,12 @@ cdef class Rows:
     @property
     def size(self):
         """Elements of all rows."""
-        return length(self.slots) * self.width
+        return length(self.own) * self.width
 
 
 cdef int check_gradient(Rows rows, object g) except -1:
     """As many rows of gradients, which touch no block."""
-    check_rows_of(g, "g", length(rows.slots), rows.width)
+    check_rows_of(g, "g", length(rows.own), rows.width)
     for block in rows.blocks:
         check_apart(block, "block", g, "g", False)
     return 0
@@ -168,7 +171,9 @@ cdef int check_real(
     return dtype
 
 
-cdef void *check_state(object state, str name, int dtype, object out, object w, object g) except NULL:
+cdef void *check_state(
+    object state, str name, int dtype, object out, object w, object g
+) except NULL:
     """Check an array that a step reads and writes; it may not touch any other."""
     cdef Rows rows, of
     if isinstance(w, Rows):
@@ -177,6 +182,8 @@ cdef void *check_state(object state, str name, int dtype, object out, object w, 
         rows, of = state, w
         if rows.slots is not of.slots or rows.width != of.width:
             raise ValueError(f"{name} must be rows of the slots and the width of w")
+        if rows.rows < of.rows:  # its copy of the slots is not the one that is used
+            raise ValueError(f"{name} has {rows.rows} rows, expected the {of.rows} of w")
         same_dtype(rows.blocks[0], name, dtype, w)
         check_gradient(rows, g)
         check_states_apart(state, name, w, "w")
@@ -223,9 +230,10 @@ cdef int update(aps_update kernel, aps_optim_args *args, object w) except -1:
 
 
 cdef int update_rows(aps_update kernel, aps_optim_args *args, Rows w) except -1:
-    cdef const aps_i64 *slots = <const aps_i64 *>data(w.slots)
-    cdef Py_ssize_t n = length(w.slots), width = w.width
-    if n * w.table.row < GIL_FREE_BYTES:
+    cdef const aps_i64 *slots = <const aps_i64 *>data(w.own)
+    cdef Py_ssize_t n = length(w.own), width = w.width
+    # A row may be a miss of the cache, however short it is.
+    if n * max(w.table.row, <Py_ssize_t>64) < GIL_FREE_BYTES:
         aps_step_rows(kernel, args, slots, n, width)
     else:
         with nogil:
@@ -242,7 +250,7 @@ def test(out, w, g, rescale):
     if dtype <= F64:
         args.rescale = rescale
     else:
-        if rescale != rescale or rescale in (float("inf"), -float("inf")) or rescale != int(rescale):
+        if not -float("inf") < rescale < float("inf") or rescale != int(rescale):
             raise ValueError(f"rescale must be integral for {w.dtype}, not {rescale!r}")
         args.factor = int(rescale) & 0xFFFFFFFFFFFFFFFF
     update(table.test[dtype], &args, w)

@@ -48,7 +48,7 @@ cdef inline int check_rows_of(
 cdef inline int open_blocks(
     aps_rows *table, list blocks, Py_ssize_t width, object wanted, object slots, bint written
 ) except -1:
-    """Check blocks and the slots in them, which have been checked; the caller frees table.blocks."""
+    """Check blocks, and that slots are in them; the caller frees table.blocks."""
     cdef Py_ssize_t many = len(blocks), i, size, each = 0
     cdef int64_t total, bad
     cdef object block

@@ -273,16 +273,26 @@ typedef struct {
 /* Places lie apart: those a few turns ahead are asked for, so that the misses overlap. */
 #define APS_PLACES_AHEAD 24
 
+/* Ids have been checked, but somebody may change them meanwhile: one that is outside by now gets no
+ * place, and slot -1.
+ */
+static APS_INLINE uint32_t *aps_range_place(const aps_range *x, int64_t id)
+{
+    const uint64_t at = (uint64_t)id - (uint64_t)x->first;
+    return at < (uint64_t)x->rows ? &x->places[at] : NULL;
+}
+
 /* How many were there before the first that is absent; all n as a rule. */
-static ptrdiff_t aps_range_known(const aps_range *x, const aps_i64 *ids, ptrdiff_t n, aps_i64 *slots)
+static ptrdiff_t aps_range_known(const aps_range *x, const aps_i64 *ids, ptrdiff_t n,
+                                 aps_i64 *slots)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
         if (i + APS_PLACES_AHEAD < n)
-            __builtin_prefetch(&x->places[ids[i + APS_PLACES_AHEAD] - x->first]);
-        const int64_t slot = (int64_t)x->places[ids[i] - x->first] - 1;
-        if (slot < 0)
+            __builtin_prefetch(aps_range_place(x, ids[i + APS_PLACES_AHEAD]));
+        const uint32_t *place = aps_range_place(x, ids[i]);
+        if (place == NULL || *place == 0)
             return i;
-        slots[i] = slot;
+        slots[i] = (int64_t)*place - 1;
     }
     return n;
 }
@@ -290,18 +300,18 @@ static ptrdiff_t aps_range_known(const aps_range *x, const aps_i64 *ids, ptrdiff
 static void aps_range_lookup(const aps_range *x, const aps_i64 *ids, ptrdiff_t n, aps_i64 *slots)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
-        const uint64_t at = (uint64_t)ids[i] - (uint64_t)x->first;
-        slots[i] = at < (uint64_t)x->rows ? (int64_t)x->places[at] - 1 : -1;
+        const uint32_t *place = aps_range_place(x, ids[i]);
+        slots[i] = place == NULL ? -1 : (int64_t)*place - 1;
     }
 }
 
 static void aps_range_insert(aps_range *x, const aps_i64 *ids, ptrdiff_t n, aps_i64 *slots)
 {
     for (ptrdiff_t i = aps_range_known(x, ids, n, slots); i < n; i++) {
-        uint32_t *place = &x->places[ids[i] - x->first];
-        if (*place == 0)
+        uint32_t *place = aps_range_place(x, ids[i]);
+        if (place != NULL && *place == 0)
             *place = (uint32_t)++x->count;
-        slots[i] = (int64_t)*place - 1;
+        slots[i] = place == NULL ? -1 : (int64_t)*place - 1;
     }
 }
 

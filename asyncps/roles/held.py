@@ -132,6 +132,7 @@ class HeldPushes:
 
     def blocks(self, rows: Rows) -> bool:
         """Tell whether a new push of these rows must go behind one that is held."""
+        # Nothing is held as a rule, which is asked before a generator is made.
         return bool(self._groups) and any(_meet(named, rows) for named in self._groups)
 
     def heads(self) -> list[Held]:

@@ -27,7 +27,8 @@ class Update(Protocol):
         """Write the next value into `out`, which may be `w`; `g` is of no use afterwards.
 
         Args:
-            out, w, g: Of one float dtype (or of one integer dtype).
+            out, w, g: Of one float dtype (or of one integer dtype). Where `out` is `w` both may be
+                rows of a table, `asyncps_ext.optim.Rows`, and the state is so too then.
             state: By name, of the same dtype and size.
             hyper: Plain numbers.
             t: Counts updates from 1.

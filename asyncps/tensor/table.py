@@ -175,7 +175,7 @@ class Table:
 
         Args:
             ids: int64[k], strictly ascending: the rows with a gradient; may be none.
-            sums: Their sums, k rows, `dtype.sum`, flat; only read.
+            sums: Their sums, k rows, `dtype.sum`, flat; of no use afterwards.
             step: The optimizer's step, or None: the table becomes these rows, and all others are
                 zero from now on, as the value of a dense key becomes the sum of a round.
 
@@ -343,12 +343,11 @@ class Table:
                                  self._values.view(begin, end))
 
     def _slots(self, ids: Ids, *, make: bool) -> Ids:
-        """The slots of checked ids; new rows get their first values if `make`. May be `ids`."""
+        """The slots of checked ids; new rows get their first values if `make`."""
         known = self._known
         if ids.size and known.first_id <= ids[0] and ids[-1] < known.first_id + known.rows:
             # Each lookup would be a miss of the cache, and this is none.
-            apart = known.first_slot - known.first_id
-            return ids + apart if apart else ids
+            return ids + (known.first_slot - known.first_id)
         before = len(self._index)
         slots: Ids = np.empty(ids.size, np.int64)
         new = self._index.insert(ids, slots)

@@ -21,14 +21,15 @@ class Rows:
     """Rows of a table by slot, for `out` and `w` of a step, or for its state.
 
     A step takes them with a gradient of as many rows: out must be w then, and each state rows of a
-    table of its own with the same slots, the same array, and the same width. The result is what
-    the step makes of the rows copied together. Blocks of different tables share no memory (only
-    the first ones are looked at), and slots do not repeat: else the result is undefined.
+    table of its own, as long or longer, with the same slots, the same array, and the same width.
+    The result is what the step makes of the rows copied together. Blocks of different tables share
+    no memory (only the first ones are looked at), and slots do not repeat: else the result is
+    undefined.
 
     Args:
         blocks: The table, see `sparse`; one block or more of a dtype that sums know, written.
         width: Elements of a row, at least 1.
-        slots: int64. Blocks and slots are kept: they may not change while this is used.
+        slots: int64. They are copied; of the blocks none may be exchanged while this is used.
 
     Attributes:
         size: Elements of all rows.
@@ -52,14 +53,21 @@ class Rows:
         check_dtype(blocks[0], "block 0", *SUMS)
         self.dtype = blocks[0].dtype
         self.blocks, self.width, self.slots = list(blocks), width, slots
+        self.own = slots.copy()
         self.size = slots.size * width
-        sparse.scatter_set_at(self.blocks, width, slots, self.copied())
+        # Written as they were read: which checks the slots, and that all blocks can be written.
+        self.write(self.copied())
+        self.rows = blocks[0].size // width * len(blocks)
 
     def copied(self) -> Array:
         """Return the rows side by side."""
         rows = np.empty(self.size, self.dtype)
-        sparse.gather_rows_at(self.blocks, self.width, self.slots, rows)
+        sparse.gather_rows_at(self.blocks, self.width, self.own, rows)
         return rows
+
+    def write(self, rows: Array) -> None:
+        """Write rows that lie side by side to their places."""
+        sparse.scatter_set_at(self.blocks, self.width, self.own, rows)
 
 
 def takes_rows(step: Step) -> Step:
@@ -74,7 +82,7 @@ def takes_rows(step: Step) -> Step:
             raise ValueError("out must be w, when it is rows of a table")
         check_array(g, "g")
         seen = [w]
-        for value in rest:
+        for value in (*rest, *named.values()):
             if isinstance(value, np.ndarray):
                 raise TypeError("a state must be rows of a table, as w is, not ndarray")
             if isinstance(value, Rows):
@@ -84,9 +92,10 @@ def takes_rows(step: Step) -> Step:
                 check_apart(block, "block", g, "g")
         copies = {id(rows): rows.copied() for rows in seen}
         copy = copies[id(w)]
-        step(copy, copy, g, *(copies.get(id(value), value) for value in rest), **named)
+        step(copy, copy, g, *(copies.get(id(value), value) for value in rest),
+             **{name: copies.get(id(value), value) for name, value in named.items()})
         for rows in seen:
-            sparse.scatter_set_at(rows.blocks, rows.width, rows.slots, copies[id(rows)])
+            rows.write(copies[id(rows)])
 
     return cast(Step, taking)
 
@@ -95,6 +104,8 @@ def _check_state(state: Rows, seen: list[Rows]) -> None:
     w = seen[0]
     if state.slots is not w.slots or state.width != w.width:
         raise ValueError("a state must be rows of the slots and the width of w")
+    if state.rows < w.rows:
+        raise ValueError(f"a state has {state.rows} rows, expected the {w.rows} of w")
     for other in seen:
         check_apart(state.blocks[0], "block", other.blocks[0], "block")
     seen.append(state)

@@ -134,9 +134,6 @@ def test_tables_that_cannot_be_are_refused(body: ModuleType) -> None:
         body.Rows((block,), 4, slots)
     with pytest.raises(TypeError, match="slots must be int64"):
         body.Rows([block], 4, slots.astype(np.int32))
-    both = np.zeros(2, np.int64)
-    with pytest.raises(ValueError, match="overlap"):
-        body.Rows([both], 1, both)
 
 
 @BODIES
@@ -183,3 +180,33 @@ def test_a_step_on_rows_wants_rows_that_fit(body: ModuleType) -> None:
     whole = body.Rows([np.ones(8, np.int32)], 4, slots)
     with pytest.raises(TypeError):
         body.sgd(whole, whole, np.ones(8, np.int32), *hyper)
+
+
+@BODIES
+def test_slots_that_change_later_change_nothing(body: ModuleType) -> None:
+    slots = np.array([1, 3])
+    block = np.zeros(8, np.float32)
+    rows = body.Rows([block], 2, slots)
+    slots[:] = 1 << 40
+    body.test(rows, rows, np.ones(4, np.float32), 1.0)
+    assert_same(block, np.array([0, 0, 1, 1, 0, 0, 1, 1], np.float32))
+
+
+@BODIES
+def test_a_state_with_fewer_rows_than_the_weights_is_refused(body: ModuleType) -> None:
+    slots = np.array([0])
+    w = body.Rows([np.zeros(8, np.float32)], 1, slots)
+    m = body.Rows([np.zeros(7, np.float32)], 1, slots)
+    with pytest.raises(ValueError, match="7 rows, expected the 8 of w"):
+        body.sgd_momentum(w, w, np.ones(1, np.float32), m, 0.1, 0.9, 0.0, 1.0, -1.0, False)
+
+
+@BODIES
+def test_a_state_may_be_named(body: ModuleType) -> None:
+    slots = np.array([2, 0])
+    block = np.zeros(3, np.float32)
+    w, m = body.Rows([block], 1, slots), body.Rows([np.zeros(3, np.float32)], 1, slots)
+    g = np.array([1, 2], np.float32)
+    body.sgd_momentum(w, w, g, m=m, lr=1.0, momentum=0.5, wd=0.0, rescale=1.0, clip=-1.0,
+                      nesterov=False)
+    assert_same(block, np.array([-2, 0, -1], np.float32))

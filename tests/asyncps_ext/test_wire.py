@@ -376,7 +376,8 @@ def test_cast_refuses_another_kind_another_shape_and_subclasses(body: ModuleType
 
 @pytest.mark.parametrize(
     "name",
-    ["pack_header", "parse_header", "crc32c", "look", "wake_at", "gather_rows", "scatter_rows"],
+    ["pack_header", "parse_header", "crc32c", "look", "wake_at", "gather_rows", "scatter_rows",
+     "distinct"],
 )
 def test_a_twin_has_the_parameters_of_its_kernel(name: str) -> None:
     ours, twin = (inspect.signature(getattr(body, name)) for body in (wire, reference.wire))
@@ -387,20 +388,3 @@ def test_only_variants_that_exist_can_be_chosen(variant: str) -> None:
     with pytest.raises(ValueError, match="no variant 'mmx' here"):
         wire._set_variant("mmx")
     assert wire._set_variant(variant) == variant
-
-
-# ------------------------------------------------------------------------------------ apart
-
-
-@BODIES
-@pytest.mark.parametrize("many", [0, 1, 2, 3, 64, 1000])
-def test_arrays_that_are_all_different(body: ModuleType, many: int) -> None:
-    arrays = [np.empty(1) for _ in range(many)]
-    assert body.distinct(arrays) is True
-    assert body.distinct(tuple(arrays)) is True
-    for place in {0, many // 2, many}:
-        if arrays:
-            again = [*arrays[:place], arrays[many // 3], *arrays[place:]]
-            assert body.distinct(again) is False
-        for other in (None, 1, [np.empty(1)], np.empty(1).view(np.matrix), np.float32(1)):
-            assert body.distinct([*arrays[:place], other, *arrays[place:]]) is False

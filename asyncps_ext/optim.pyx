@@ -382,13 +382,13 @@ def squares(x):
     cdef int dtype = dtype_of(x, "x")
     if dtype > F64:
         raise TypeError(f"x must be float32 or float64, not {x.dtype}")
-    cdef const void *data = cnp.PyArray_BYTES(<cnp.ndarray>x)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>x)
+    cdef const void *from_ = data(x)
+    cdef Py_ssize_t n = length(x)
     cdef aps_squares kernel = table.squares[dtype]
     cdef double total
     if cnp.PyArray_NBYTES(<cnp.ndarray>x) < GIL_FREE_BYTES:
-        total = kernel(data, n)
+        total = kernel(from_, n)
     else:
         with nogil:
-            total = kernel(data, n)
+            total = kernel(from_, n)
     return total

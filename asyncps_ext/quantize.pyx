@@ -8,10 +8,13 @@ from libc.math cimport isfinite
 from libc.stdint cimport int8_t, uint8_t
 
 from asyncps_ext.types cimport (
-    GIL_FREE_BYTES, I8, U8, check_apart, check_array, check_dtype, check_like, dtype_of, variant_of,
+    GIL_FREE_BYTES, I8, U8, check_apart, check_array, check_dtype, check_like, data, dtype_of,
+    length, variant_of,
 )
 
 cdef extern from "quantize_kernels.h" nogil:
+    enum:
+        APS_BLOCK
     ctypedef float aps_f32
     ctypedef int8_t aps_i8
     ctypedef Py_ssize_t (*aps_scan)(const aps_f32 *x, Py_ssize_t n) noexcept
@@ -49,10 +52,7 @@ cdef extern from "quantize_kernels.h" nogil:
 
 cnp.import_array()
 
-BLOCK = 256
-
-cdef enum:
-    BLOCK_SIZE = 256
+BLOCK = APS_BLOCK
 
 cdef const aps_quantize_table *table = aps_quantize_table_at(0)
 
@@ -76,7 +76,7 @@ def _set_variant(str name not None):
 
 
 cdef inline aps_f32 *floats_of(object array) noexcept:
-    return <aps_f32 *>cnp.PyArray_BYTES(<cnp.ndarray>array)
+    return <aps_f32 *>data(array)
 
 
 cdef int check_floats(object array, str name, bint written) except -1:
@@ -91,7 +91,7 @@ cdef int check_bytes(object array, str name, bint written, Py_ssize_t size) exce
     cdef int dtype = dtype_of(array, name)
     if dtype != U8 and dtype != I8:
         raise TypeError(f"{name} must be uint8 or int8, not {array.dtype}")
-    cdef Py_ssize_t given = cnp.PyArray_SIZE(<cnp.ndarray>array)
+    cdef Py_ssize_t given = length(array)
     if given != size:
         raise ValueError(f"{name} has {given} bytes, expected {size}")
     return 0
@@ -137,10 +137,10 @@ cdef int encode(
     aps_encode kernel, object payload, object residual, object g, float value
 ) except -1:
     check_target(payload, "payload", residual, g)
-    cdef uint8_t *to = <uint8_t *>cnp.PyArray_BYTES(<cnp.ndarray>payload)
+    cdef uint8_t *to = <uint8_t *>data(payload)
     cdef aps_f32 *kept = NULL if residual is None else floats_of(residual)
     cdef const aps_f32 *x = floats_of(g)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>g)
+    cdef Py_ssize_t n = length(g)
     if 4 * n < GIL_FREE_BYTES:
         kernel(to, kept, x, value, n)
     else:
@@ -153,11 +153,11 @@ cdef int decode(
     aps_decode kernel, object out, str name, object payload, int bits, float value
 ) except -1:
     check_floats(out, name, True)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>out)
+    cdef Py_ssize_t n = length(out)
     check_bytes(payload, "payload", False, words(n, bits))
     check_apart(out, name, payload, "payload", False)
     cdef aps_f32 *to = floats_of(out)
-    cdef const uint8_t *x = <const uint8_t *>cnp.PyArray_BYTES(<cnp.ndarray>payload)
+    cdef const uint8_t *x = <const uint8_t *>data(payload)
     if 4 * n < GIL_FREE_BYTES:
         kernel(to, x, value, n)
     else:
@@ -168,14 +168,14 @@ cdef int decode(
 
 cdef Py_ssize_t scan(aps_scan kernel, object x) except -2:
     check_floats(x, "x", False)
-    cdef const aps_f32 *data = floats_of(x)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>x)
+    cdef const aps_f32 *from_ = floats_of(x)
+    cdef Py_ssize_t n = length(x)
     cdef Py_ssize_t found
     if 4 * n < GIL_FREE_BYTES:
-        found = kernel(data, n)
+        found = kernel(from_, n)
     else:
         with nogil:
-            found = kernel(data, n)
+            found = kernel(from_, n)
     return found
 
 
@@ -192,7 +192,7 @@ def first_nonfinite(x):
 def encode_2bit(payload, residual, g, double threshold):
     """+threshold, -threshold or nothing, as MXNet packs them."""
     check_source(residual, g)
-    check_bytes(payload, "payload", True, words(cnp.PyArray_SIZE(<cnp.ndarray>g), 2))
+    check_bytes(payload, "payload", True, words(length(g), 2))
     encode(table.encode_2bit, payload, residual, g, check_threshold(threshold))
 
 
@@ -209,7 +209,7 @@ def add_2bit(acc, payload, double threshold):
 def encode_1bit(payload, residual, g, double threshold):
     """+1 above threshold, else -1, as MXNet packs them."""
     check_source(residual, g)
-    check_bytes(payload, "payload", True, words(cnp.PyArray_SIZE(<cnp.ndarray>g), 1))
+    check_bytes(payload, "payload", True, words(length(g), 1))
     encode(table.encode_1bit, payload, residual, g, check_number(threshold, "threshold"))
 
 
@@ -228,20 +228,21 @@ def onebit_prepare(residual, g):
     check_source(residual, g)
     cdef aps_f32 *kept = NULL if residual is None else floats_of(residual)
     cdef const aps_f32 *x = floats_of(g)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>g)
+    cdef Py_ssize_t n = length(g)
     cdef double total
+    cdef aps_prepare kernel = table.onebit_prepare
     if 4 * n < GIL_FREE_BYTES:
-        total = table.onebit_prepare(kept, x, n)
+        total = kernel(kept, x, n)
     else:
         with nogil:
-            total = table.onebit_prepare(kept, x, n)
+            total = kernel(kept, x, n)
     return total
 
 
 def encode_onebit(payload, x, double scale, bint keep=True):
     """+scale from 0 on, else -scale; x -= what is sent, if keep."""
     check_floats(x, "x", keep)
-    check_bytes(payload, "payload", True, words(cnp.PyArray_SIZE(<cnp.ndarray>x), 1))
+    check_bytes(payload, "payload", True, words(length(x), 1))
     check_apart(payload, "payload", x, "x", False)
     encode(table.encode_onebit, payload, x if keep else None, x, check_number(scale, "scale"))
 
@@ -258,8 +259,8 @@ def add_onebit(acc, payload, double scale):
 
 cdef int check_scales(object scales, bint written, Py_ssize_t n) except -1:
     check_floats(scales, "scales", written)
-    cdef Py_ssize_t given = cnp.PyArray_SIZE(<cnp.ndarray>scales)
-    cdef Py_ssize_t expected = (n + BLOCK_SIZE - 1) // BLOCK_SIZE
+    cdef Py_ssize_t given = length(scales)
+    cdef Py_ssize_t expected = (n + APS_BLOCK - 1) // APS_BLOCK
     if given != expected:
         raise ValueError(f"scales has {given} elements, expected {expected}")
     return 0
@@ -268,34 +269,35 @@ cdef int check_scales(object scales, bint written, Py_ssize_t n) except -1:
 def encode_int8(payload, scales, residual, g):
     """Multiples from -127 to 127 of a scale for each 256 values."""
     check_source(residual, g)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>g)
+    cdef Py_ssize_t n = length(g)
     check_bytes(payload, "payload", True, n)
     check_scales(scales, True, n)
     check_target(payload, "payload", residual, g)
     check_target(scales, "scales", residual, g)
     check_apart(payload, "payload", scales, "scales", False)
-    cdef aps_i8 *to = <aps_i8 *>cnp.PyArray_BYTES(<cnp.ndarray>payload)
+    cdef aps_i8 *to = <aps_i8 *>data(payload)
     cdef aps_f32 *units = floats_of(scales)
     cdef aps_f32 *kept = NULL if residual is None else floats_of(residual)
     cdef const aps_f32 *x = floats_of(g)
+    cdef aps_encode_blocks kernel = table.encode_int8
     if 4 * n < GIL_FREE_BYTES:
-        table.encode_int8(to, units, kept, x, n)
+        kernel(to, units, kept, x, n)
     else:
         with nogil:
-            table.encode_int8(to, units, kept, x, n)
+            kernel(to, units, kept, x, n)
 
 
 cdef int decode_blocks(
     aps_decode_blocks kernel, object out, str name, object payload, object scales
 ) except -1:
     check_floats(out, name, True)
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>out)
+    cdef Py_ssize_t n = length(out)
     check_bytes(payload, "payload", False, n)
     check_scales(scales, False, n)
     check_apart(out, name, payload, "payload", False)
     check_apart(out, name, scales, "scales", False)
     cdef aps_f32 *to = floats_of(out)
-    cdef const aps_i8 *x = <const aps_i8 *>cnp.PyArray_BYTES(<cnp.ndarray>payload)
+    cdef const aps_i8 *x = <const aps_i8 *>data(payload)
     cdef const aps_f32 *units = floats_of(scales)
     if 4 * n < GIL_FREE_BYTES:
         kernel(to, x, units, n)

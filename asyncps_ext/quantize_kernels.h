@@ -11,8 +11,6 @@
 
 #include "halves.h"
 
-typedef int8_t aps_i8 APS_ANYWHERE;
-
 typedef ptrdiff_t (*aps_scan)(const aps_f32 *x, ptrdiff_t n);
 typedef void (*aps_encode)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g, float value,
                            ptrdiff_t n);

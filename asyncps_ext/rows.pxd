@@ -4,7 +4,7 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
-from asyncps_ext.types cimport check_apart, check_array, check_dtype
+from asyncps_ext.types cimport check_apart, check_array, check_dtype, data, length
 
 cdef extern from "sparse_rows.h" nogil:
     ctypedef int64_t aps_i64
@@ -14,14 +14,6 @@ cdef extern from "sparse_rows.h" nogil:
         int shift
         Py_ssize_t row
     Py_ssize_t aps_check_slots(const aps_i64 *slots, Py_ssize_t n, int64_t rows) noexcept
-
-
-cdef inline char *data(object array) noexcept:
-    return cnp.PyArray_BYTES(<cnp.ndarray>array)
-
-
-cdef inline Py_ssize_t length(object array) noexcept:
-    return cnp.PyArray_SIZE(<cnp.ndarray>array)
 
 
 cdef inline int check_int64(object array, str name, bint written) except -1:

@@ -1,6 +1,6 @@
 # What asyncps_ext.select has from C.
 
-from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "select_kernels.h" nogil:
     ctypedef uint16_t aps_u16
@@ -24,8 +24,10 @@ cdef extern from "select_kernels.h" nogil:
         aps_u32 *indices, aps_u32 *values
     ) noexcept
 
+cdef extern from "ascending.h" nogil:
+    Py_ssize_t aps_check_ids_u32(const void *ids, Py_ssize_t n, int64_t limit) noexcept
+
 cdef extern from "select_sums.h" nogil:
-    Py_ssize_t aps_check_indices(const aps_u32 *indices, Py_ssize_t n, uint64_t limit) noexcept
     void aps_take(aps_u32 *x, const aps_u32 *indices, aps_u32 *values, Py_ssize_t n) noexcept
     void aps_take_f16(aps_f32 *x, const aps_u32 *indices, aps_u16 *values, Py_ssize_t n) noexcept
     void aps_mask_both(

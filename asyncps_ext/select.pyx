@@ -2,11 +2,11 @@
 
 cimport numpy as cnp
 from libc.math cimport isnan
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from asyncps_ext.seeds import seed_of
 from asyncps_ext.types cimport (
-    GIL_FREE_BYTES, check_apart, check_array, check_dtype, check_like, variant_of,
+    GIL_FREE_BYTES, check_apart, check_array, check_dtype, check_like, data, length, variant_of,
 )
 
 cnp.import_array()
@@ -40,14 +40,6 @@ def _set_variant(str name not None):
     return before
 
 
-cdef inline char *data(object array) noexcept:
-    return cnp.PyArray_BYTES(<cnp.ndarray>array)
-
-
-cdef inline Py_ssize_t length(object array) noexcept:
-    return cnp.PyArray_SIZE(<cnp.ndarray>array)
-
-
 cdef inline int check_f32(object array, str name, bint written) except -1:
     check_array(array, name, written)
     check_dtype(array, name, cnp.NPY_FLOAT32, "float32")
@@ -74,10 +66,10 @@ cdef int check_ascending(object indices, str name, uint64_t limit) except -1:
     cdef const aps_u32 *at = <const aps_u32 *>data(indices)
     cdef Py_ssize_t n = length(indices), bad
     if n < SMALL:
-        bad = aps_check_indices(at, n, limit)
+        bad = aps_check_ids_u32(at, n, <int64_t>limit)
     else:
         with nogil:
-            bad = aps_check_indices(at, n, limit)
+            bad = aps_check_ids_u32(at, n, <int64_t>limit)
     if bad < 0:
         return 0
     if at[bad] >= limit:

@@ -6,33 +6,13 @@
 #ifndef ASYNCPS_SELECT_SUMS_H
 #define ASYNCPS_SELECT_SUMS_H
 
+#include "ascending.h"
 #include "halves.h"
-#include "variants.h"
 
 /* Elements asked for ahead of their turn: about the time of one miss. */
 #define APS_AHEAD 24
 /* Zeros are written this many at a time and filled while they are in the cache. */
 #define APS_ZEROS 8192
-#define APS_STRIP 256
-
-/* -1, or the place of the first index at or past limit, or not above the one before. Strips are
- * judged as a whole without a branch, and only a bad one is looked through.
- */
-static ptrdiff_t aps_check_indices(const aps_u32 *indices, ptrdiff_t n, uint64_t limit)
-{
-    ptrdiff_t good = 0;
-    for (; good + APS_STRIP < n; good += APS_STRIP) {
-        uint32_t falls = 0;
-        for (ptrdiff_t i = good; i < good + APS_STRIP; i++)
-            falls |= (uint32_t)(indices[i + 1] <= indices[i]);
-        if (falls || indices[good + APS_STRIP] >= limit)
-            break;
-    }
-    for (ptrdiff_t i = good; i < n; i++)
-        if (indices[i] >= limit || (i > 0 && indices[i] <= indices[i - 1]))
-            return i;
-    return -1;
-}
 
 #define APS_ASK(array)                                  \
     do {                                                \

@@ -6,8 +6,6 @@
 
 #include "variants.h"
 
-typedef int64_t aps_i64 APS_ANYWHERE;
-
 typedef void (*aps_fill)(void *out, int wide, const aps_i64 *ids, ptrdiff_t n, ptrdiff_t width,
                          uint64_t key, double scale);
 

@@ -14,8 +14,6 @@
 
 #include "variants.h"
 
-typedef int64_t aps_i64 APS_ANYWHERE;
-
 #define APS_FIRST_CELLS 64
 #define APS_SEGMENT_CELLS 8192
 #define APS_BATCH 16

@@ -4,8 +4,6 @@
 
 #include "variants.h"
 
-typedef int64_t aps_i64 APS_ANYWHERE;
-
 /* Rows lie in blocks of 2^shift rows; a table of one block has a shift beyond every slot. */
 #define APS_ONE_BLOCK 62
 /* Rows asked for ahead of their turn: about the time of one miss. */

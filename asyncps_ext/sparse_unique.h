@@ -6,8 +6,6 @@
 
 #include "variants.h"
 
-typedef int64_t aps_i64 APS_ANYWHERE;
-
 /* A bitmap is worth its walk while there are no more than this many bits for each id. */
 #define APS_BITS_AN_ID 256
 #define APS_DIGIT 11

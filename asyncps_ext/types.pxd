@@ -14,6 +14,16 @@ cdef enum Dtype:
     F32, F64, I8, U8, I32, I64
 
 
+cdef inline char *data(object array) noexcept:
+    """Where a checked array begins."""
+    return cnp.PyArray_BYTES(<cnp.ndarray>array)
+
+
+cdef inline Py_ssize_t length(object array) noexcept:
+    """The elements of a checked array."""
+    return cnp.PyArray_SIZE(<cnp.ndarray>array)
+
+
 cdef inline int variant_of(tuple names, str name) except -1:
     """Which of a module's variants has this name."""
     if name not in names:

@@ -28,16 +28,21 @@ cdef extern from "ascending.h" nogil:
     Py_ssize_t aps_check_ids_u32(const void *ids, Py_ssize_t n, int64_t limit) noexcept
 
 cdef extern from "select_sums.h" nogil:
-    void aps_take(aps_u32 *x, const aps_u32 *indices, aps_u32 *values, Py_ssize_t n) noexcept
-    void aps_take_f16(aps_f32 *x, const aps_u32 *indices, aps_u16 *values, Py_ssize_t n) noexcept
+    void aps_take(
+        aps_u32 *x, Py_ssize_t size, const aps_u32 *indices, aps_u32 *values, Py_ssize_t n
+    ) noexcept
+    void aps_take_f16(
+        aps_f32 *x, Py_ssize_t size, const aps_u32 *indices, aps_u16 *values, Py_ssize_t n
+    ) noexcept
     void aps_mask_both(
-        aps_u32 *u, aps_u32 *v, const aps_u32 *indices, aps_u32 *values, Py_ssize_t n
+        aps_u32 *u, aps_u32 *v, Py_ssize_t size, const aps_u32 *indices, aps_u32 *values,
+        Py_ssize_t n
     ) noexcept
     void aps_add_at(
-        aps_f32 *acc, const aps_u32 *indices, const aps_f32 *values, Py_ssize_t n
+        aps_f32 *acc, Py_ssize_t size, const aps_u32 *indices, const aps_f32 *values, Py_ssize_t n
     ) noexcept
     void aps_add_at_f16(
-        aps_f32 *acc, const aps_u32 *indices, const aps_u16 *values, Py_ssize_t n
+        aps_f32 *acc, Py_ssize_t size, const aps_u32 *indices, const aps_u16 *values, Py_ssize_t n
     ) noexcept
     void aps_set_at(
         aps_u32 *out, Py_ssize_t size, const aps_u32 *indices, const aps_u32 *values, Py_ssize_t n

@@ -193,15 +193,15 @@ def take(x, indices, values):
     check_u32(indices, "indices", False)
     check_f32(values, "values", True)
     check_places(x, "x", indices, values, True)
-    cdef Py_ssize_t n = length(indices)
+    cdef Py_ssize_t n = length(indices), size = length(x)
     cdef aps_u32 *from_ = <aps_u32 *>data(x)
     cdef const aps_u32 *which = <const aps_u32 *>data(indices)
     cdef aps_u32 *to = <aps_u32 *>data(values)
     if n < SMALL:
-        aps_take(from_, which, to, n)
+        aps_take(from_, size, which, to, n)
     else:
         with nogil:
-            aps_take(from_, which, to, n)
+            aps_take(from_, size, which, to, n)
 
 
 def take_f16(x, indices, values):
@@ -210,15 +210,15 @@ def take_f16(x, indices, values):
     check_u32(indices, "indices", False)
     check_u16(values, "values", True)
     check_places(x, "x", indices, values, True)
-    cdef Py_ssize_t n = length(indices)
+    cdef Py_ssize_t n = length(indices), size = length(x)
     cdef aps_f32 *from_ = <aps_f32 *>data(x)
     cdef const aps_u32 *which = <const aps_u32 *>data(indices)
     cdef aps_u16 *to = <aps_u16 *>data(values)
     if n < SMALL_IF_SLOW:
-        aps_take_f16(from_, which, to, n)
+        aps_take_f16(from_, size, which, to, n)
     else:
         with nogil:
-            aps_take_f16(from_, which, to, n)
+            aps_take_f16(from_, size, which, to, n)
 
 
 def dgc_accumulate(u, v, g, double momentum):
@@ -255,16 +255,16 @@ def dgc_mask(u, v, indices, values):
     check_apart(u, "u", indices, "indices", False)
     check_apart(u, "u", values, "values", False)
     check_places(v, "v", indices, values, True)
-    cdef Py_ssize_t n = length(indices)
+    cdef Py_ssize_t n = length(indices), size = length(v)
     cdef aps_u32 *moved = <aps_u32 *>data(u)
     cdef aps_u32 *sums = <aps_u32 *>data(v)
     cdef const aps_u32 *which = <const aps_u32 *>data(indices)
     cdef aps_u32 *to = <aps_u32 *>data(values)
     if n < SMALL:
-        aps_mask_both(moved, sums, which, to, n)
+        aps_mask_both(moved, sums, size, which, to, n)
     else:
         with nogil:
-            aps_mask_both(moved, sums, which, to, n)
+            aps_mask_both(moved, sums, size, which, to, n)
 
 
 # ---------------------------------------------------------------------------- sums of what was sent
@@ -275,15 +275,15 @@ def add_at(acc, indices, values):
     check_u32(indices, "indices", False)
     check_f32(values, "values", False)
     check_places(acc, "acc", indices, values, False)
-    cdef Py_ssize_t n = length(indices)
+    cdef Py_ssize_t n = length(indices), size = length(acc)
     cdef aps_f32 *to = <aps_f32 *>data(acc)
     cdef const aps_u32 *which = <const aps_u32 *>data(indices)
     cdef const aps_f32 *from_ = <const aps_f32 *>data(values)
     if n < SMALL:
-        aps_add_at(to, which, from_, n)
+        aps_add_at(to, size, which, from_, n)
     else:
         with nogil:
-            aps_add_at(to, which, from_, n)
+            aps_add_at(to, size, which, from_, n)
 
 
 def add_at_f16(acc, indices, values):
@@ -292,15 +292,15 @@ def add_at_f16(acc, indices, values):
     check_u32(indices, "indices", False)
     check_u16(values, "values", False)
     check_places(acc, "acc", indices, values, False)
-    cdef Py_ssize_t n = length(indices)
+    cdef Py_ssize_t n = length(indices), size = length(acc)
     cdef aps_f32 *to = <aps_f32 *>data(acc)
     cdef const aps_u32 *which = <const aps_u32 *>data(indices)
     cdef const aps_u16 *from_ = <const aps_u16 *>data(values)
     if n < SMALL:
-        aps_add_at_f16(to, which, from_, n)
+        aps_add_at_f16(to, size, which, from_, n)
     else:
         with nogil:
-            aps_add_at_f16(to, which, from_, n)
+            aps_add_at_f16(to, size, which, from_, n)
 
 
 def set_at(out, indices, values):

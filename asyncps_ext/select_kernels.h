@@ -125,7 +125,9 @@ static APS_INLINE void aps_histogram(const aps_u32 *x, ptrdiff_t n, const int sh
         bins[0][aps_bin(x[i] & APS_MAGNITUDE, shift, prefix)]++;
 }
 
-/* Of the k largest of n, 1 <= k <= n. */
+/* Of the k largest of n, 1 <= k <= n. Somebody who changes x meanwhile gets any cut: `bin` may run
+ * out then, and whoever collects bounds what is written by itself.
+ */
 static aps_cut aps_find(const aps_u32 *x, ptrdiff_t n, ptrdiff_t k)
 {
     uint32_t bins[APS_TURNS][APS_APART];
@@ -164,17 +166,19 @@ static void aps_collect(const aps_select_table *t, const aps_u32 *x, ptrdiff_t n
         return;
     }
     /* By blocks that stay in the cache: in one where not all that equal it fit, one by one. */
-    while (at < n && ties > 0) {
+    while (at < n && ties > 0 && count < k) {
         const ptrdiff_t end = n - at < 4096 ? n : at + 4096;
         const ptrdiff_t equal =
             t->above(x + at, end - at, from) - t->above(x + at, end - at, above);
         if (equal <= ties) {
             count = t->pick(x, at, end, from, indices, values, count, k);
+            if (count < 0)
+                return;
             ties -= equal;
             at = end;
             continue;
         }
-        for (; ties > 0; at++) {
+        for (; ties > 0 && at < end && count < k; at++) {
             if ((x[at] & APS_MAGNITUDE) < cut.least)
                 continue;
             ties -= (x[at] & APS_MAGNITUDE) == cut.least;
@@ -229,8 +233,10 @@ static int aps_topk_by_sample(const aps_select_table *t, const aps_u32 *x, ptrdi
     }
     if (count >= k) {
         aps_collect(t, few, count, aps_find(few, count, k), indices, values, k);
-        for (ptrdiff_t i = 0; i < k; i++)
-            indices[i] = places[indices[i]];
+        for (ptrdiff_t i = 0; i < k; i++) {
+            const uint32_t at = indices[i];
+            indices[i] = (ptrdiff_t)at < count ? places[at] : 0;
+        }
     }
     free(few);
     return count >= k;

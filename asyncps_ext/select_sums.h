@@ -1,7 +1,9 @@
-/* Kernels of asyncps_ext.select that touch chosen elements only: what is taken out of an array, what
- * is added to one, and the sum of two sparse arrays.
+/* Kernels of asyncps_ext.select that touch chosen elements only: what is taken out of an array,
+ * what is added to one, and the sum of two sparse arrays.
  *
- * One body for all processors: these loops wait for memory. Indices have been checked before.
+ * One body for all processors: these loops wait for memory. Indices have been checked before, but
+ * somebody may change them meanwhile: one that is not below size by now is left out. A branch that
+ * is never taken costs nothing beside a miss.
  */
 #ifndef ASYNCPS_SELECT_SUMS_H
 #define ASYNCPS_SELECT_SUMS_H
@@ -14,63 +16,81 @@
 /* Zeros are written this many at a time and filled while they are in the cache. */
 #define APS_ZEROS 8192
 
-#define APS_ASK(array)                                  \
-    do {                                                \
-        if (i + APS_AHEAD < n)                          \
-            __builtin_prefetch((const char *)(array + indices[i + APS_AHEAD]), 1); \
-    } while (0)
+/* Ask for an element ahead of its turn. */
+static APS_INLINE void aps_ask(const aps_u32 *array, const aps_u32 *indices, ptrdiff_t i,
+                               ptrdiff_t n)
+{
+    if (i + APS_AHEAD < n)
+        __builtin_prefetch((const char *)(array + indices[i + APS_AHEAD]), 1);
+}
 
 /* values = x there, and zero stays behind. */
-static void aps_take(aps_u32 *x, const aps_u32 *indices, aps_u32 *values, ptrdiff_t n)
+static void aps_take(aps_u32 *x, ptrdiff_t size, const aps_u32 *indices, aps_u32 *values,
+                     ptrdiff_t n)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
-        APS_ASK(x);
-        values[i] = x[indices[i]];
-        x[indices[i]] = 0;
+        aps_ask(x, indices, i, n);
+        const uint32_t at = indices[i];
+        if ((ptrdiff_t)at >= size)
+            continue;
+        values[i] = x[at];
+        x[at] = 0;
     }
 }
 
 /* values = x there as float16, and what that leaves out stays behind. */
-static void aps_take_f16(aps_f32 *x, const aps_u32 *indices, aps_u16 *values, ptrdiff_t n)
+static void aps_take_f16(aps_f32 *x, ptrdiff_t size, const aps_u32 *indices, aps_u16 *values,
+                         ptrdiff_t n)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
-        APS_ASK(x);
-        const float value = x[indices[i]];
+        aps_ask((const aps_u32 *)(const void *)x, indices, i, n);
+        const uint32_t at = indices[i];
+        if ((ptrdiff_t)at >= size)
+            continue;
+        const float value = x[at];
         uint16_t half = aps_f32_to_f16(value);
         half = (uint16_t)(half - ((half & 0x7fff) == 0x7c00)); /* inf: the largest number */
         values[i] = half;
         /* One NaN for all: which one a difference is differs between processors. */
-        x[indices[i]] = value != value ? aps_as_f32(0x7fc00000u) : value - aps_f16_to_f32(half);
+        x[at] = value != value ? aps_as_f32(0x7fc00000u) : value - aps_f16_to_f32(half);
     }
 }
 
 /* values = v there, and zero stays behind in u and v. */
-static void aps_mask_both(aps_u32 *u, aps_u32 *v, const aps_u32 *indices, aps_u32 *values,
-                          ptrdiff_t n)
+static void aps_mask_both(aps_u32 *u, aps_u32 *v, ptrdiff_t size, const aps_u32 *indices,
+                          aps_u32 *values, ptrdiff_t n)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
-        APS_ASK(u);
-        APS_ASK(v);
-        values[i] = v[indices[i]];
-        u[indices[i]] = 0;
-        v[indices[i]] = 0;
+        aps_ask(u, indices, i, n);
+        aps_ask(v, indices, i, n);
+        const uint32_t at = indices[i];
+        if ((ptrdiff_t)at >= size)
+            continue;
+        values[i] = v[at];
+        u[at] = 0;
+        v[at] = 0;
     }
 }
 
-static void aps_add_at(aps_f32 *acc, const aps_u32 *indices, const aps_f32 *values, ptrdiff_t n)
+static void aps_add_at(aps_f32 *acc, ptrdiff_t size, const aps_u32 *indices, const aps_f32 *values,
+                       ptrdiff_t n)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
-        APS_ASK(acc);
-        acc[indices[i]] = acc[indices[i]] + values[i];
+        aps_ask((const aps_u32 *)(const void *)acc, indices, i, n);
+        const uint32_t at = indices[i];
+        if ((ptrdiff_t)at < size)
+            acc[at] = acc[at] + values[i];
     }
 }
 
-static void aps_add_at_f16(aps_f32 *acc, const aps_u32 *indices, const aps_u16 *values,
-                           ptrdiff_t n)
+static void aps_add_at_f16(aps_f32 *acc, ptrdiff_t size, const aps_u32 *indices,
+                           const aps_u16 *values, ptrdiff_t n)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
-        APS_ASK(acc);
-        acc[indices[i]] = acc[indices[i]] + aps_f16_to_f32(values[i]);
+        aps_ask((const aps_u32 *)(const void *)acc, indices, i, n);
+        const uint32_t at = indices[i];
+        if ((ptrdiff_t)at < size)
+            acc[at] = acc[at] + aps_f16_to_f32(values[i]);
     }
 }
 
@@ -82,8 +102,8 @@ static void aps_set_at(aps_u32 *out, ptrdiff_t size, const aps_u32 *indices, con
     for (ptrdiff_t at = 0; at < size; at += APS_ZEROS) {
         const ptrdiff_t end = size - at < APS_ZEROS ? size : at + APS_ZEROS;
         memset((void *)(out + at), 0, (size_t)(end - at) * sizeof *out);
-        for (; i < n && (ptrdiff_t)indices[i] < end; i++)
-            out[indices[i]] = values[i];
+        for (uint32_t next; i < n && (ptrdiff_t)(next = indices[i]) < end; i++)
+            out[next] = values[i];
     }
 }
 

@@ -10,7 +10,9 @@ Unless a function says otherwise:
   that are named (else TypeError);
 * float16 and bfloat16 arrays travel as uint16 arrays of their bits;
 * arrays that are written share no memory with others (else ValueError), where nothing else is said;
-* the caller owns all arrays; nothing is kept after the call.
+* the caller owns all arrays; nothing is kept after the call;
+* nothing that is given may change during the call: the results are undefined then, but no memory
+  outside of the arrays is touched.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -136,28 +134,3 @@ def test_arguments_are_checked(make: Any) -> None:
     given_ = unaligned(ids)
     index.insert(given_, given_)
     assert given_.tolist() == [0, 1]
-
-
-def test_ids_that_change_during_a_call_touch_no_other_memory() -> None:
-    # In a process of its own: what it must not do is die.
-    code = """
-import threading, time
-import numpy as np
-from asyncps_ext.sparse_index import RangeIndex
-good = np.arange(200_000)
-ids, slots, index = good.copy(), np.empty(good.size, np.int64), RangeIndex(0, good.size)
-end = time.monotonic() + 0.5
-def flip():
-    while time.monotonic() < end:
-        ids[-20_000:] = 1 << 50
-        ids[-20_000:] = good[-20_000:]
-other = threading.Thread(target=flip)
-other.start()
-while time.monotonic() < end:
-    try:
-        index.insert(ids, slots)
-    except ValueError:
-        pass
-other.join()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from asyncps.core import Core
 from asyncps.errors import ConfigError
+from asyncps.following import Followers
 from asyncps.roles import together
 from asyncps.roles.runtime import Runtime
 
@@ -19,6 +21,7 @@ class CheckpointVerbs:
 
     _core: Core
     _runtime: Runtime
+    followers: Followers
 
     def save(self, directory: Path) -> None:
         """Write values, what the optimizer keeps, its hyper-parameters and the clocks.
@@ -38,6 +41,7 @@ class CheckpointVerbs:
             Disagreement: Workers said different words, or have not pushed each key equally often.
             DeadlineExceeded: Not all came, or it was not done, within `round_s`.
         """
+        self.followers.check("save")
         self._at_once(together.save, directory, weights=True)
 
     def load(self, directory: Path) -> None:
@@ -60,7 +64,7 @@ class CheckpointVerbs:
         Nothing has changed when one of these is raised. If the disk or a node fails in the midst of
         it the store holds a part: load again.
         """
-        self._at_once(together.load, directory, weights=True)
+        self._load("load", directory, weights=True)
 
     def save_optimizer_states(self, path: Path, dump_optimizer: bool = True) -> None:
         """Write what the optimizer keeps for each key, without the values; as `save`.
@@ -84,7 +88,13 @@ class CheckpointVerbs:
             CheckpointError: It cannot be read, or its states are not those of this store's keys.
             Disagreement, DeadlineExceeded: As `save`.
         """
-        self._at_once(together.load, path, weights=False)
+        self._load("load_optimizer_states", path, weights=False)
+
+    def _load(self, verb: str, path: Path, *, weights: bool) -> None:
+        self.followers.check(verb)
+        load = partial(together.load, refusal=self.followers.refusal)
+        self._at_once(load, path, weights=weights)
+        self.followers.loaded()
 
     def _at_once(self, verb: Any, path: Path, *, weights: bool) -> None:
         with self._core.lanes_closed():

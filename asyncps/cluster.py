@@ -121,6 +121,7 @@ class connect:
             if error is None:
                 await self._core.close()
             else:
+                self._scope.go_down()
                 self._core.worker.abandon()
         finally:
             await self._stack.__aexit__(kind, error, trace)
@@ -274,6 +275,7 @@ class _Home:
         if core is None or self.forked:
             return
         if not well:
+            self._scope.go_down()
             self._runtime.run(lambda: _abandon(self._worker))
             self.close()
         elif self._cores:

@@ -40,6 +40,12 @@ class Scope:
         assert self._tasks is not None
         self._mine.append(self._tasks.create_task(work, name=name))
 
+    def go_down(self) -> None:
+        """What fails from now on fails because this process ends: no news to its user."""
+        for role in self.roles:
+            if isinstance(role, Scheduler):
+                role.quiet = True
+
     async def close(self) -> None:
         """Close the roles, workers first."""
         for role in sorted(self.roles, key=lambda r: isinstance(r, Scheduler)):

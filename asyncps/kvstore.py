@@ -8,7 +8,7 @@ optimizer makes of it) is the new value. The words mean what they mean in Apache
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -17,9 +17,10 @@ from asyncps import optim
 from asyncps.call import Call, Handle
 from asyncps.checkpointverbs import AsyncCheckpointVerbs, CheckpointVerbs
 from asyncps.core import Core
-from asyncps.errors import ClosedError
+from asyncps.errors import AsyncPSError, ClosedError
+from asyncps.following import Followers
 from asyncps.later import LaterVerbs
-from asyncps.roles.runtime import Runtime
+from asyncps.roles.runtime import Runtime, without_internals
 from asyncps.rowverbs import AsyncRowVerbs, RowVerbs
 from asyncps.storefacts import StoreFacts
 from asyncps.values import as_keys
@@ -35,6 +36,7 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
         self._core = core
         self._runtime = runtime
         self._on_close = on_close
+        self.followers = Followers()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.type}: worker {self.rank} of {self.num_workers}>"
@@ -145,8 +147,16 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
 
     # ---- the job ----
 
-    def set_optimizer(self, optimizer: str | optim.Optimizer, **hyper: Any) -> None:
+    def set_optimizer(
+        self, optimizer: str | optim.Optimizer, optimizer_params: Mapping[str, Any] | None = None,
+        **hyper: Any,
+    ) -> None:
         """Move the update to the servers; every worker calls this with the same words.
+
+        Args:
+            optimizer: A name or an Optimizer.
+            optimizer_params: Hyper-parameters of a name, as a dict (as `Trainer` takes them).
+            hyper: The same by keyword.
 
         Returns when all servers have it. State of an earlier optimizer is dropped.
 
@@ -154,7 +164,8 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
             OptimizerError: An unknown optimizer or hyper-parameter; the known ones are listed.
             Disagreement: Another worker said something else.
         """
-        self._runtime.run(lambda: self._core.set_optimizer(optimizer, hyper))
+        words = optim.words_of(optimizer_params, hyper)
+        self._runtime.run(lambda: self._core.set_optimizer(optimizer, words))
 
     def set_hyperparameters(self, **hyper: Any) -> None:
         """Change some hyper-parameters and keep the optimizer's state.
@@ -213,7 +224,10 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
                 with self._core.lanes_closed():
                     self._runtime.run(lambda: self._core.look_up(keys))
                 plan = self._core.plan(keys)
-        return build(plan)
+        try:
+            return build(plan)
+        except AsyncPSError as error:  # the arguments': the text says all
+            raise without_internals(error) from None
 
     def _handle(self, call: Call) -> Handle:
         return Handle(call, self._runtime.call)
@@ -297,9 +311,12 @@ class AsyncKVStore(StoreFacts, AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
         await self.init(key, value)
         return await self.pull(key, out, priority)
 
-    async def set_optimizer(self, optimizer: str | optim.Optimizer, **hyper: Any) -> None:
+    async def set_optimizer(
+        self, optimizer: str | optim.Optimizer, optimizer_params: Mapping[str, Any] | None = None,
+        **hyper: Any,
+    ) -> None:
         """As `KVStore.set_optimizer`."""
-        await self._core.set_optimizer(optimizer, hyper)
+        await self._core.set_optimizer(optimizer, optim.words_of(optimizer_params, hyper))
 
     async def set_hyperparameters(self, **hyper: Any) -> None:
         """As `KVStore.set_hyperparameters`."""

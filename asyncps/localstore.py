@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -11,26 +10,24 @@ import numpy as np
 from asyncps import optim
 from asyncps.core import is_capable
 from asyncps.errors import (
-    CheckpointError,
     ClosedError,
     ConfigError,
     DtypeMismatch,
     OptimizerError,
     TensorError,
 )
+from asyncps.following import Followers
 from asyncps.later import LaterLocalVerbs
+from asyncps.localcheckpoints import LocalCheckpointVerbs, Updater
 from asyncps.localtables import LocalHandle, LocalRowVerbs, LocalTable, LocalTables
-from asyncps.localvalues import Kind, Value, check_outs, check_same, describe, restore
+from asyncps.localvalues import Kind, Value, check_outs, check_same
 from asyncps.state.keys import unknown_key
 from asyncps.tablevalues import check_shape
-from asyncps.tensor import checkpoint, updates
+from asyncps.tensor import updates
 from asyncps.values import Array, Key, as_keys, as_values, device_values, host_array, merged
 
-Path = str | os.PathLike[str]
-Updater = Callable[[Key, Array, Array], None]
 
-
-class LocalStore(LocalRowVerbs, LaterLocalVerbs):
+class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LaterLocalVerbs):
     """A store whose only worker is this process; the verbs mean what they mean in `KVStore`.
 
     Args:
@@ -56,6 +53,7 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         self._multi_precision = multi_precision
         self._closed = False
         self._rounds = 0
+        self.followers = Followers()
 
     def init(
         self, key: Any, value: Any, *, shape: Any = None, dtype: Any = np.float32
@@ -142,10 +140,13 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         self.init(key, value)
         return self.pull(key, out, priority)
 
-    def set_optimizer(self, optimizer: str | optim.Optimizer, **hyper: Any) -> None:
+    def set_optimizer(
+        self, optimizer: str | optim.Optimizer, optimizer_params: Mapping[str, Any] | None = None,
+        **hyper: Any,
+    ) -> None:
         """Let pushes be gradients; state of an earlier optimizer, or an updater, is dropped."""
         self._check_open()
-        chosen = optim.resolve(optimizer, hyper)
+        chosen = optim.resolve(optimizer, optim.words_of(optimizer_params, hyper))
         self._optimizer, self._hyper = type(chosen), updates.prepared(chosen.hyper)
         self._updater = None
         self._forget()
@@ -175,80 +176,6 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         self._forget()
 
     _set_updater = set_updater
-
-    def save(self, directory: Path) -> None:
-        """Write values, what the optimizer keeps, its hyper-parameters and the clocks.
-
-        Args:
-            directory: Where the checkpoint will stand: whole, or not at all; one that stands
-                there is replaced. The form is told in `asyncps.tensor.checkpoint`.
-
-        Raises:
-            CheckpointError: It could not be written; an older one stands as it did.
-        """
-        self._check_open()
-        self._write(directory, {key: value.array for key, value in self._values.items()}, True)
-
-    def load(self, directory: Path) -> None:
-        """Take values, optimizer and clocks from what `save` of any store has written.
-
-        Keys that do not exist are initialised. The checkpoint's optimizer takes the place of this
-        store's; if it has none, this store's stays and starts anew. Nothing has changed if this
-        raises.
-
-        Raises:
-            CheckpointError: It cannot be read, or has not such a key as one of this store.
-            ShapeMismatch, DtypeMismatch: A key exists here and is different there.
-            OptimizerError: Its optimizer is not known here.
-        """
-        self._check_open()
-        found = checkpoint.read(directory)
-        lacking = [key for key in self._values if key not in found.weights]
-        if lacking:
-            raise CheckpointError("a checkpoint that lacks a key of this store", key=lacking[0])
-        made = {key: Value(key, array) for key, array in found.weights.items()}
-        for key, value in self._values.items():
-            check_same(key, value.array, made[key].array)
-        tables = self._tables.compare(found, self._values, weights=True)
-        known = self._values
-        self._take(found, made)
-        self._tables.take(found, tables, weights=True)
-        for key, value in known.items():  # in place: an adopted array is the caller's
-            np.copyto(value.array, made[key].array)
-            made[key].array = value.array
-
-    def save_optimizer_states(self, path: Path, dump_optimizer: bool = True) -> None:
-        """Write what the optimizer keeps for each key, without the values.
-
-        Args:
-            path: A checkpoint without weights, written as by `save`.
-            dump_optimizer: As MXNet's; the optimizer's name and hyper-parameters are a few bytes
-                and always written.
-
-        Raises:
-            OptimizerError: There is no optimizer.
-            CheckpointError: As `save`.
-        """
-        self._check_open()
-        if self._optimizer is None:
-            raise OptimizerError("no optimizer is set", expected="set_optimizer first")
-        self._write(path, {}, False)
-
-    def load_optimizer_states(self, path: Path) -> None:
-        """Take optimizer, its hyper-parameters and states from a checkpoint; values stay.
-
-        Raises:
-            OptimizerError: It holds no optimizer, or one that is not known here.
-            CheckpointError: It cannot be read, or its states are not those of this store's keys.
-        """
-        self._check_open()
-        found = checkpoint.read(path)
-        if found.meta.get("optimizer") is None:
-            raise OptimizerError("a checkpoint without an optimizer", got=path)
-        made = {key: Value(key, value.array) for key, value in self._values.items()}
-        tables = self._tables.compare(found, self._values, weights=False)
-        self._take(found, made)
-        self._tables.take(found, tables, weights=False)
 
     def barrier(self) -> None:
         """There is nobody to wait for."""
@@ -288,6 +215,11 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         """As `KVStore.optimizer`."""
         return None if self._optimizer is None else self._optimizer.name
 
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """As `KVStore.hyperparameters`."""
+        return optim.as_given(self._hyper)
+
     def is_capable(self, capability: str) -> bool:
         """As `KVStore.is_capable`."""
         return is_capable(capability)
@@ -309,18 +241,6 @@ class LocalStore(LocalRowVerbs, LaterLocalVerbs):
         elif known.array is not array:
             check_same(key, known.array, array)
             known.array = array
-
-    def _write(self, path: Path, arrays: dict[Key, Array], weights: bool) -> None:
-        states = {key: value.state for key, value in self._values.items()}
-        meta = describe(self.type, self._optimizer, self._hyper, self._values)
-        meta["clocks"] += self._tables.clocks()
-        checkpoint.write(path, arrays, states, meta, self._tables.saved(weights=weights))
-
-    def _take(self, found: checkpoint.Checkpoint, made: dict[Key, Value]) -> None:
-        kind, hyper = restore(found, made)
-        if kind is not None:
-            self._optimizer, self._hyper, self._updater = kind, hyper, None
-        self._values = made
 
     def _forget(self) -> None:
         for value in self._values.values():

@@ -129,12 +129,13 @@ class Parameter:
             self._check(array)
 
     def begin_rows(self, store: Any) -> None:
-        """Initialise the row-sparse key of these weights, and take the store's."""
-        place = self.read_weights()[0]
+        """Initialise the row-sparse key of these weights."""
         every = np.arange(self.shape[0])
-        store.init(self.key, RowSparse(every, place, self.shape))
-        store.row_sparse_pull(self.key, every, out=place)
-        self.put_weights()
+        store.init(self.key, RowSparse(every, self.read_weights()[0], self.shape))
+
+    def pull_rows(self, store: Any) -> None:
+        """Take all rows of the store's table into `weights`."""
+        store.row_sparse_pull(self.key, np.arange(self.shape[0]), out=self.weights()[0])
 
     def exchange_rows(self, store: Any, priority: int) -> Any:
         """Push sparse gradients and pull the weights; return the handle of the pull.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from asyncps import optim
 from asyncps.core import Core
 
 
@@ -34,6 +37,11 @@ class StoreFacts:
     def optimizer(self) -> str | None:
         """The name of the optimizer that the servers run, or None: this worker has set none."""
         return self._core.client.optimizer
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The optimizer's hyper-parameters as this worker knows them; a copy, empty without one."""
+        return optim.as_given(self._core.client.hyper)
 
     def is_capable(self, capability: str) -> bool:
         """Tell whether the store can do something; "optimizer" is what MXNet asks."""

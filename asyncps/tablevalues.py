@@ -208,6 +208,9 @@ def out_rows(out: Any, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any]) -
     if type(out) is not np.ndarray or not out.flags.writeable or not out.flags.c_contiguous:
         raise TensorError("out must be a writable, contiguous NumPy array for the rows", key=key,
                           got=type(out).__name__)
+    if out.ndim == len(shape) and out.shape[1:] == shape[1:] and len(out) != shape[0]:
+        raise ShapeMismatch("out has one row for each different row id", key=key, expected=shape,
+                            got=out.shape)
     check_like(out, key, shape, dtype)
     return out
 

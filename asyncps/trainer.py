@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from types import TracebackType
 from typing import Any, Self
@@ -11,53 +12,24 @@ import numpy as np
 
 from asyncps import optim
 from asyncps.cluster import create
-from asyncps.errors import CheckpointError, ConfigError, OptimizerError, TensorError
+from asyncps.errors import (
+    AsyncPSError,
+    CheckpointError,
+    ConfigError,
+    OptimizerError,
+    TensorError,
+)
+from asyncps.exchange import Travel, exchange
 from asyncps.kvstore import AsyncKVStore
 from asyncps.later import refuse
-from asyncps.localstore import LocalStore, Path
+from asyncps.localcheckpoints import Path
+from asyncps.localstore import LocalStore
 from asyncps.parameters import Parameter, parameters_of
 from asyncps.tensor import checkpoint
+from asyncps.updating import LOCAL, update_on_store
 from asyncps.values import Key
 
-_LOCAL = frozenset({"local", "device"})
-_SYNC = frozenset({"dist", "dist_sync", "dist_sync_device", "dist_device_sync"})
-# Each push is applied as it comes, so there is no sum that could be handed back.
-_ASYNC = frozenset({"dist_async", "dist_async_device", "dist_ssp"})
-_WITHOUT_OPTIMIZER = frozenset({"p3", "allreduce", "horovod"})
-
-# Values up to this size travel together, as the store keeps them together (`small_key_bytes`).
-_SMALL_BYTES = 32 * 1024
-
-
-def update_on_store(
-    kind: str | None, wanted: bool | None = None, *, sparse_gradient: bool = False
-) -> bool:
-    """Decide where updates happen: on the store, or at each worker with the summed gradient.
-
-    Args:
-        kind: The store's type, or None without a store.
-        wanted: What the user asked for; None leaves it to the type.
-        sparse_gradient: Some gradient is row-sparse.
-
-    Returns:
-        True for the store.
-
-    Raises:
-        ConfigError: The type cannot do what was asked for, or is none.
-    """
-    if kind is not None and kind not in _LOCAL | _SYNC | _ASYNC | _WITHOUT_OPTIMIZER:
-        raise ConfigError("unknown store type", got=repr(kind), expected=", ".join(
-            sorted(_LOCAL | _SYNC | _ASYNC | _WITHOUT_OPTIMIZER)))
-    able = kind is not None and kind not in _WITHOUT_OPTIMIZER
-    if wanted and not able:
-        raise ConfigError(f"update_on_kvstore with {kind or 'no store'}: nobody there can update",
-                          expected=False, got=True)
-    if wanted is False and kind in _ASYNC:
-        raise ConfigError(f"update_on_kvstore with {kind}: there is no sum to update with",
-                          expected=True, got=False)
-    if wanted is False and sparse_gradient:
-        raise ConfigError("update_on_kvstore with sparse gradients", expected=True, got=False)
-    return able if wanted is None else wanted
+log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -83,7 +55,11 @@ class Trainer:
     All workers make the trainer, with the same words: when it is made the store has the optimizer,
     and every worker the same weights. They are rank 0's or, where the store holds these keys
     already (a script that begins again, a store that was loaded), the store's. Gluon does this at
-    the first step; then the first gradients would be those of other weights.
+    the first step; then the first gradients would be those of other weights. A store that has this
+    optimizer already keeps what it knows, momentum say, and takes these hyper-parameters.
+
+    When the store loads a checkpoint, `data` are its weights as `load` returns, and
+    `learning_rate` and the other hyper-parameters are its own.
 
     Raises:
         ConfigError, TensorError, OptimizerError: An argument that cannot be right.
@@ -99,14 +75,14 @@ class Trainer:
             refuse("compression_params")
         self._parameters = parameters_of(params)
         # Schedules, multipliers and the like are shared with the caller's; the numbers are not.
-        self._optimizer = copy.copy(optim.resolve(optimizer, optimizer_params or {}))
+        self._optimizer = copy.copy(optim.resolve(optimizer, optim.words_of(optimizer_params, {})))
         self._optimizer.hyper = dict(self._optimizer.hyper)
         self._scale = float(self._optimizer.hyper.get("rescale_grad", 1.0))
         devices = self._parameters[0].devices if self._parameters else 1
         sparse = any(parameter.sparse for parameter in self._parameters)
         if sparse and kvstore is None:
             kvstore = "local"  # sparse gradients are applied by a store only
-        if isinstance(kvstore, str) and kvstore in _LOCAL and devices == 1:
+        if isinstance(kvstore, str) and kvstore in LOCAL and devices == 1:
             kvstore = kvstore if update_on_kvstore or sparse else None
         if isinstance(kvstore, AsyncKVStore):
             raise ConfigError("a trainer needs a blocking store", expected="asyncps.create",
@@ -122,6 +98,8 @@ class Trainer:
         except BaseException:
             self.close()
             raise
+        if self._store is not None:
+            self._store.followers.add(self)
 
     def __repr__(self) -> str:
         where = "the store" if self._on_store else "the worker"
@@ -134,11 +112,13 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._follow_no_more()
         if self._mine is not None:
             self._mine.__exit__(kind, error, trace)
 
     def close(self) -> None:
         """Close the store if this trainer has made it; a store that was handed in stays open."""
+        self._follow_no_more()
         if self._mine is not None:
             self._mine.close()
 
@@ -246,31 +226,63 @@ class Trainer:
             OptimizerError: They are another optimizer's.
             CheckpointError: They cannot be read, or are not those of these parameters.
         """
+        if self._on_store:
+            self._store.load_optimizer_states(path)
+            return
         told = checkpoint.show(path)[1].get("optimizer")
         if not isinstance(told, dict) or not isinstance(told.get("hyper"), dict):
             raise CheckpointError("a checkpoint without an optimizer", got=path)
-        if told.get("name") != self._optimizer.name:
-            raise OptimizerError("states of another optimizer", expected=self._optimizer.name,
-                                 got=told.get("name"))
-        for store in [self._store] if self._on_store else self._local:
+        refusal = self.refusal(told.get("name", ""))
+        if refusal is not None:
+            raise refusal
+        for store in self._local:
             store.load_optimizer_states(path)
-        self._optimizer.hyper.update(optim.checked(type(self._optimizer), told["hyper"]))
+        self._take_hyper(told["hyper"])
+
+    # ---- when the store takes a checkpoint: see asyncps.following ----
+
+    def check_checkpoint(self, verb: str) -> None:
+        """Where updates happen here, the store has neither the weights nor what goes with them."""
+        if not self._on_store:
+            raise ConfigError(
+                f"{verb} on a store whose trainer updates here",
+                expected="the parameters' data saved by yourself, and Trainer.save_states")
+
+    def refusal(self, optimizer: str) -> AsyncPSError | None:
+        """A checkpoint of another optimizer would take the place of this one unasked."""
+        if optimizer == self._optimizer.name:
+            return None
+        return OptimizerError("a checkpoint with another optimizer than the trainer's",
+                              expected=self._optimizer.name, got=optimizer)
+
+    def loaded(self) -> None:
+        """Take weights and hyper-parameters from the store."""
+        self._take_hyper(self._store.hyperparameters)
+        self._take_weights()
 
     # ---- inside ----
+
+    def _follow_no_more(self) -> None:
+        if self._store is not None:
+            self._store.followers.discard(self)
+
+    def _take_hyper(self, told: Any) -> None:
+        self._optimizer.hyper.update(optim.checked(type(self._optimizer), told))
 
     def _begin(self, devices: int) -> None:
         """Give the optimizer to who runs it, and all devices of all workers the same weights."""
         parameters = self._parameters
         if self._store is not None:
             if self._on_store:
-                self._store.set_optimizer(self._optimizer)
+                self._give_optimizer()
             dense = [parameter for parameter in parameters if not parameter.sparse]
-            weights = [parameter.read_weights() for parameter in dense]
-            keys = [parameter.key for parameter in dense]
-            if keys:
-                self._store.broadcast(keys, [each[0] for each in weights], weights)
+            if dense:
+                self._store.init([each.key for each in dense],
+                                 [each.read_weights()[0] for each in dense])
             for parameter in parameters:
-                parameter.begin_rows(self._store) if parameter.sparse else parameter.put_weights()
+                if parameter.sparse:
+                    parameter.begin_rows(self._store)
+            self._take_weights()
         if self._on_store:
             return
         if self._store is not None:
@@ -291,6 +303,27 @@ class Trainer:
             if not parameter.fixed:
                 for local, weight in zip(self._local, parameter.weights(), strict=True):
                     local.adopt(parameter.key, weight)
+
+    def _give_optimizer(self) -> None:
+        """Move the update to the store; what the store keeps for this very optimizer stays."""
+        there, name = self._store.optimizer, self._optimizer.name
+        if there == name:
+            self._store.set_hyperparameters(**self._optimizer.hyper)
+            return
+        if there is not None:
+            log.warning("the store's optimizer was %s and is %s now: what %s has kept is dropped",
+                        there, name, there)
+        self._store.set_optimizer(self._optimizer)
+
+    def _take_weights(self) -> None:
+        """Pull all weights, into the parameters' own arrays."""
+        dense = [parameter for parameter in self._parameters if not parameter.sparse]
+        if dense:
+            self._store.pull([each.key for each in dense], [each.weights() for each in dense])
+        for parameter in self._parameters:
+            if parameter.sparse:
+                parameter.pull_rows(self._store)
+            parameter.put_weights()
 
     def _key(self, parameter: Parameter) -> Key:
         """The key that a parameter's gradients travel under.
@@ -346,33 +379,11 @@ class Trainer:
 
     def _exchange(self, chosen: list[Parameter]) -> None:
         """Push all gradients, and pull weights or sums; first layers first."""
-        places = {
-            each.key: each.weights() if self._on_store else each.gradient_places()
-            for each in chosen if not each.sparse
-        }
         order = {each.key: -index for index, each in enumerate(self._parameters)}
-        sparse = [each for each in chosen if each.sparse]
-        dense = [each for each in chosen if not each.sparse]
-        small = [each for each in dense if each.nbytes <= _SMALL_BYTES]
-        groups = [[each] for each in dense if each.nbytes > _SMALL_BYTES]
-        groups += [small] if small else []
-        groups.sort(key=lambda group: -order[group[0].key])
-        handles = [
-            self._store.pushpull(
-                [self._key(each) for each in group], [each.gradients() for each in group],
-                out=[places[each.key] for each in group], priority=order[group[0].key],
-                async_op=len(groups) + len(sparse) > 1,  # a lone call is quicker when it blocks
-            )
-            for group in groups
-        ]
-        handles += [each.exchange_rows(self._store, order[each.key]) for each in sparse]
-        if len(handles) > 1 or sparse:
-            _wait_for_all(handles)
-        for each in chosen:
-            if self._on_store:
-                each.put_weights()
-            else:
-                each.put_gradients()
+        exchange(self._store, [
+            Travel(each, self._key(each), order[each.key], weights=self._on_store)
+            for each in chosen
+        ])
 
     def _update(self, chosen: list[Parameter]) -> None:
         """Run the optimizer here, on each device's weights with that device's gradient."""
@@ -383,15 +394,3 @@ class Trainer:
                 local.adopt(each.key, weight)
                 local.push(each.key, gradient)
             each.put_weights()
-
-
-def _wait_for_all(handles: list[Any]) -> None:
-    """Wait for all, though one fails: until then arrays are being written."""
-    failed: Exception | None = None
-    for handle in handles:
-        try:
-            handle.wait()
-        except Exception as error:  # noqa: BLE001 - it is raised when all have ended
-            failed = failed or error
-    if failed is not None:
-        raise failed

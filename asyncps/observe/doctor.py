@@ -181,14 +181,14 @@ def _extras(config: Config) -> Iterator[Finding]:
             yield Finding("extras", distribution, OK, _version(distribution))
         else:
             yield Finding("extras", distribution, NOTE, "not there",
-                          f'for {what}: pip install "asyncps[{extra}]"')
+                          f'for {what}: in a clone pip install -e ".[{extra}]"')
 
 
 def _gpu(config: Config) -> Iterator[Finding]:
     driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
     if not _is_there("cupy"):
         yield Finding("gpu", "cupy", NOTE, "not there" + (", but a driver is" if driver else ""),
-                      'for arrays on GPUs: pip install "asyncps[cuda12]" or "asyncps[cuda13]"')
+                      'for arrays on GPUs: in a clone pip install -e ".[cuda12]" or ".[cuda13]"')
         return
     try:
         tried = subprocess.run([sys.executable, "-c", _GPU_CODE], capture_output=True, text=True,

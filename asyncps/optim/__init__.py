@@ -15,6 +15,7 @@ from asyncps.optim.base import (
     checked,
     import_modules,
     resolve,
+    words_of,
 )
 from asyncps.optim.kinds import FTRL, LAMB, SGD, AdaGrad, Adam, AdamW, RMSProp, Test
 
@@ -36,4 +37,5 @@ __all__ = [
     "import_modules",
     "lr",
     "resolve",
+    "words_of",
 ]

@@ -181,6 +181,25 @@ def checked(kind: type[Optimizer], hyper: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def words_of(params: Mapping[str, Any] | None, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters of a call that takes them as a dict and by keyword.
+
+    Raises:
+        OptimizerError: It is no dict, or both have a name.
+    """
+    if params is None:
+        return dict(hyper)
+    if not isinstance(params, Mapping):
+        raise OptimizerError("hyper-parameters are a dict, or keywords", got=shown(params))
+    for name in params:
+        if not isinstance(name, str):
+            raise OptimizerError("a hyper-parameter has a name", expected="str", got=shown(name))
+    twice = params.keys() & hyper.keys()
+    if twice:
+        raise OptimizerError("given in the dict and by keyword", got=", ".join(sorted(twice)))
+    return {**params, **hyper}
+
+
 def as_given(hyper: Mapping[str, Any]) -> dict[str, Any]:
     """Return hyper-parameters as users write them: factors in dicts, none without a factor."""
     return {name: dict(value) if name in _FACTORS else value

@@ -16,6 +16,7 @@ from asyncps.protocol.messages import Clocks
 from asyncps.roles.freeunit import FreeUnit
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.slab import parts_of
+from asyncps.roles.uneven import note_parted
 from asyncps.roles.unit import Unit
 from asyncps.state.rounds import Rounds
 from asyncps.state.staleness import Arrivals
@@ -44,6 +45,7 @@ def attend(
     rules = keeper.rules
     if closed and rank is not None:
         keeper.closed |= 1 << rank
+        note_parted(keeper, rules.members & 1 << rank)
     rules.members = 0 if rank is None else rules.members & ~(1 << rank)
     for unit in keeper.units.values():
         for part in parts_of(unit):

@@ -52,6 +52,8 @@ class Keeper(Holdings):
 
     Attributes:
         closed: Who has closed the store, one bit for each: for good, whoever joins.
+        parted: Who has left while rounds waited for it, one bit each: not who joined or is lost.
+        told_uneven: It is said that they have pushed unequally.
         late_acks: Pushes are acknowledged when they are applied, which may take its time.
     """
 
@@ -65,6 +67,8 @@ class Keeper(Holdings):
             multi_precision=config.multi_precision,
         ))
         self.closed = 0
+        self.parted = 0
+        self.told_uneven = False
         self.late_acks = False
         self._workshop = workshop
         self._answer = answer

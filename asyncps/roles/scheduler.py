@@ -50,6 +50,7 @@ class Scheduler:
         self._next = 1
         self._listening: Listening | None = None
         self._stopped = asyncio.Event()
+        self.quiet = False  # the process ends that all of this is in: no news any more
         self._error: AsyncPSError | None = None
 
     async def start(self) -> None:
@@ -153,7 +154,8 @@ class Scheduler:
                     log.info("closing %s: %s", sink.connection.describe(), instruction.reason)
                     sink.connection.close()
             elif isinstance(instruction, Log):
-                log.log(instruction.level, "%s", instruction.text)
+                if not self.quiet:
+                    log.log(instruction.level, "%s", instruction.text)
                 if instruction.told:
                     self.tell(instruction.text)
             elif isinstance(instruction, Stop):

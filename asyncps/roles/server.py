@@ -30,6 +30,7 @@ from asyncps.roles.keeper import Keeper
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.port import WorkerPort
 from asyncps.roles.tableunit import RowsWaiter
+from asyncps.roles.uneven import note_parted
 from asyncps.roles.unit import Waiter
 from asyncps.roles.workshop import Workshop
 from asyncps.tensor.pool import Pool
@@ -163,6 +164,8 @@ class Server:
             self.node.link.tell(messages.Prepared(), self.node.incarnation)
             return True
         if isinstance(message, messages.Left):
+            for keeper in self.keepers.values():
+                note_parted(keeper, keeper.rules.members & 1 << message.rank)
             self.left(message.rank)
             return True
         if isinstance(message, Gone):
@@ -208,6 +211,7 @@ class Server:
         if isinstance(message, Install) and message.dropped:
             keeper = self.keepers.pop(message.store, None)
             if keeper is not None:
+                note_parted(keeper, keeper.rules.members)
                 drop(keeper)
             done()
             return

@@ -7,6 +7,7 @@ stands still. The scheduler brings the workers together and knows nothing of wha
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from asyncps import optim
 from asyncps.errors import (
@@ -50,8 +51,17 @@ async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
     await course.take(steps)
 
 
-async def load(worker: Worker, client: Client, path: Path, *, weights: bool) -> None:
+async def load(
+    worker: Worker, client: Client, path: Path, *, weights: bool,
+    refusal: Callable[[str], AsyncPSError | None] = lambda optimizer: None,
+) -> None:
     """Take a store's content from a checkpoint; all workers call this with the same words.
+
+    Args:
+        worker, client: Whose.
+        path: On the host of the worker that reads.
+        weights: Not only what the optimizer keeps.
+        refusal: What this worker has against the optimizer that it brings.
 
     Raises:
         Disagreement: They have not, or not pushed each key equally often.
@@ -70,7 +80,7 @@ async def load(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
 
             found = await course.hear(look)
             if found.optimizer is not None:
-                await course.hear(refusal=_unknown(found.optimizer))
+                await course.hear(refusal=_unknown(found.optimizer) or refusal(found.optimizer))
                 await _use_optimizer(course, client, found.optimizer, found.hyper)
 
             async def work() -> Word:

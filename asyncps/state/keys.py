@@ -46,4 +46,5 @@ def _meant(key: Key, known: Collection[Key]) -> Key | None:
         return None
     names = [name for name, _ in zip(known, range(_LOOKED_AT), strict=False)
              if isinstance(name, str) and len(name) <= _COMPARED]
-    return next(iter(difflib.get_close_matches(key, names, 1, 0.75)), None)
+    alike = [name for name in names if name.casefold() == key.casefold()]
+    return next(iter(alike or difflib.get_close_matches(key, names, 1, 0.75)), None)

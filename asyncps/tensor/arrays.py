@@ -99,7 +99,8 @@ def _find_cupy() -> ModuleType | str:
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
-        return f"CuPy cannot be imported ({error}); pip install 'asyncps[cuda12]' or [cuda13]"
+        return (f"CuPy cannot be imported ({error}); in a clone pip install -e '.[cuda12]' or "
+                "'.[cuda13]'")
     try:
         available = cupy.cuda.is_available()
     except RuntimeError as error:  # CUDARuntimeError: a driver that is too old, or not loaded

@@ -84,7 +84,7 @@ def bfloat16() -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError:
-        raise ConfigError("bfloat16 needs ml_dtypes: pip install 'asyncps[bf16]'") from None
+        raise ConfigError("bfloat16 needs ml_dtypes: in a clone pip install -e '.[bf16]'") from None
     return found
 
 

@@ -153,7 +153,8 @@ def checked_ids(rows: npt.ArrayLike) -> Ids:
     except (ValueError, OverflowError):
         raise DtypeMismatch("row ids must be integers", expected="int64", got=type(rows)) from None
     if ids.ndim != 1:
-        raise ShapeMismatch("row ids have one dimension", expected="(k,)", got=ids.shape)
+        raise ShapeMismatch("row ids have one dimension (they come before an `out`)",
+                            expected="(k,)", got=ids.shape)
     if ids.size == 0 and not is_array:
         return np.empty(0, np.int64)  # [] has no dtype of its own, NumPy's choice is float64
     if ids.dtype.kind not in "iu":

@@ -65,8 +65,8 @@ def test_missing_library_is_named_with_the_way_to_get_it(monkeypatch: pytest.Mon
 def test_extras_are_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     absent(monkeypatch, "torch", "ml_dtypes", "cupy")
     findings = examine({})
-    assert 'pip install "asyncps[bf16]"' in finding(findings, "ml_dtypes").advice
-    assert 'pip install "asyncps[torch]"' in finding(findings, "torch").advice
+    assert 'in a clone pip install -e ".[bf16]"' in finding(findings, "ml_dtypes").advice
+    assert 'in a clone pip install -e ".[torch]"' in finding(findings, "torch").advice
     assert "cuda12" in finding(findings, "cupy").advice
     assert doctor.is_complete(findings)
 

@@ -8,7 +8,7 @@ import asyncps
 from asyncps import cluster
 from asyncps.errors import ConfigError, NotYetError
 from asyncps.kvstore import KVStore
-from asyncps.trainer import update_on_store
+from asyncps.updating import update_on_store
 from tests.support.cluster import on_cluster
 from tests.trainer.params import ones
 

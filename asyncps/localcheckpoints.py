@@ -1,0 +1,128 @@
+"""save and load of a store of one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from asyncps.errors import CheckpointError, OptimizerError
+from asyncps.following import Followers
+from asyncps.localtables import LocalTables
+from asyncps.localvalues import Kind, Value, check_same, describe, restore
+from asyncps.tensor import checkpoint
+from asyncps.values import Array, Key
+
+Path = str | os.PathLike[str]
+Updater = Callable[[Key, Array, Array], None]
+
+
+class LocalCheckpointVerbs:
+    """Verbs of a `LocalStore`."""
+
+    type: str
+    followers: Followers
+    _values: dict[Key, Value]
+    _tables: LocalTables
+    _optimizer: Kind | None
+    _hyper: Mapping[str, Any]
+    _updater: Updater | None
+    _check_open: Callable[[], None]
+
+    def save(self, directory: Path) -> None:
+        """Write values, what the optimizer keeps, its hyper-parameters and the clocks.
+
+        Args:
+            directory: Where the checkpoint will stand: whole, or not at all; one that stands
+                there is replaced. The form is told in `asyncps.tensor.checkpoint`.
+
+        Raises:
+            CheckpointError: It could not be written; an older one stands as it did.
+        """
+        self._check_open()
+        self.followers.check("save")
+        self._write(directory, {key: value.array for key, value in self._values.items()}, True)
+
+    def load(self, directory: Path) -> None:
+        """Take values, optimizer and clocks from what `save` of any store has written.
+
+        Keys that do not exist are initialised. The checkpoint's optimizer takes the place of this
+        store's; if it has none, this store's stays and starts anew. Nothing has changed if this
+        raises.
+
+        Raises:
+            CheckpointError: It cannot be read, or has not such a key as one of this store.
+            ShapeMismatch, DtypeMismatch: A key exists here and is different there.
+            OptimizerError: Its optimizer is not known here.
+        """
+        self._check_open()
+        self.followers.check("load")
+        found = checkpoint.read(directory)
+        lacking = [key for key in self._values if key not in found.weights]
+        if lacking:
+            raise CheckpointError("a checkpoint that lacks a key of this store", key=lacking[0])
+        made = {key: Value(key, array) for key, array in found.weights.items()}
+        for key, value in self._values.items():
+            check_same(key, value.array, made[key].array)
+        tables = self._tables.compare(found, self._values, weights=True)
+        known = self._values
+        self._take(found, made)
+        self._tables.take(found, tables, weights=True)
+        for key, value in known.items():  # in place: an adopted array is the caller's
+            np.copyto(value.array, made[key].array)
+            made[key].array = value.array
+        self.followers.loaded()
+
+    def save_optimizer_states(self, path: Path, dump_optimizer: bool = True) -> None:
+        """Write what the optimizer keeps for each key, without the values.
+
+        Args:
+            path: A checkpoint without weights, written as by `save`.
+            dump_optimizer: As MXNet's; the optimizer's name and hyper-parameters are a few bytes
+                and always written.
+
+        Raises:
+            OptimizerError: There is no optimizer.
+            CheckpointError: As `save`.
+        """
+        self._check_open()
+        if self._optimizer is None:
+            raise OptimizerError("no optimizer is set", expected="set_optimizer first")
+        self._write(path, {}, False)
+
+    def load_optimizer_states(self, path: Path) -> None:
+        """Take optimizer, its hyper-parameters and states from a checkpoint; values stay.
+
+        Raises:
+            OptimizerError: It holds no optimizer, or one that is not known here.
+            CheckpointError: It cannot be read, or its states are not those of this store's keys.
+        """
+        self._check_open()
+        self.followers.check("load_optimizer_states")
+        found = checkpoint.read(path)
+        if found.meta.get("optimizer") is None:
+            raise OptimizerError("a checkpoint without an optimizer", got=path)
+        made = {key: Value(key, value.array) for key, value in self._values.items()}
+        tables = self._tables.compare(found, self._values, weights=False)
+        self._take(found, made)
+        self._tables.take(found, tables, weights=False)
+        self.followers.loaded()
+
+    # ---- inside ----
+
+    def _write(self, path: Path, arrays: dict[Key, Array], weights: bool) -> None:
+        states = {key: value.state for key, value in self._values.items()}
+        meta = describe(self.type, self._optimizer, self._hyper, self._values)
+        meta["clocks"] += self._tables.clocks()
+        checkpoint.write(path, arrays, states, meta, self._tables.saved(weights=weights))
+
+    def _take(self, found: checkpoint.Checkpoint, made: dict[Key, Value]) -> None:
+        kind, hyper = restore(found, made)
+        if kind is not None:
+            refusal = self.followers.refusal(kind.name)
+            if refusal is not None:
+                raise refusal
+            self._optimizer, self._hyper, self._updater = kind, hyper, None
+        self._values = made

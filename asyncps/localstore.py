@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from asyncps import optim
+from asyncps.compressionverbs import LocalCompressionVerbs
 from asyncps.core import is_capable
 from asyncps.errors import (
     CheckpointError,
@@ -18,7 +19,6 @@ from asyncps.errors import (
     OptimizerError,
     TensorError,
 )
-from asyncps.later import LaterLocalVerbs
 from asyncps.localtables import LocalHandle, LocalRowVerbs, LocalTable, LocalTables
 from asyncps.localvalues import Kind, Value, check_outs, check_same, describe, restore
 from asyncps.state.keys import unknown_key
@@ -30,7 +30,7 @@ Path = str | os.PathLike[str]
 Updater = Callable[[Key, Array, Array], None]
 
 
-class LocalStore(LocalRowVerbs, LaterLocalVerbs):
+class LocalStore(LocalRowVerbs, LocalCompressionVerbs):
     """A store whose only worker is this process; the verbs mean what they mean in `KVStore`.
 
     Args:

@@ -75,6 +75,7 @@ ROOMS = (
     Room("asyncps.localtables", 7.18, WIRE),
     Room("asyncps.parameters", 7.18, WIRE),
     Room("asyncps.checkpointverbs", 7.18, WIRE),
+    Room("asyncps.compressionverbs", 7.18, WIRE),
     Room("asyncps.localstore", 7.2, WIRE),
     Room("asyncps.kvstore", 7.2, WIRE),
     Room("asyncps.embedded", 7.25, frozenset({"asyncps.protocol"})),

@@ -41,7 +41,7 @@ class Accumulator:
 
         One that is encoded is added as it is; only the first is decoded.
         """
-        if type(buffer) is Encoded:
+        if isinstance(buffer, Encoded):
             if self.sum is None:
                 self.sum = pool.take(buffer.elements * dtype.sum.itemsize)
                 buffer.decode(self.sum.view(dtype.sum))
@@ -49,7 +49,6 @@ class Accumulator:
                 buffer.add(self.sum.view(dtype.sum))
             pool.give(buffer.buffer)
             return
-        assert not isinstance(buffer, Encoded)
         if self.sum is None:
             if dtype.widen is None:
                 self.sum = buffer

@@ -6,6 +6,7 @@ it later, before it has a clock, has its values put back into the residuals.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -39,6 +40,7 @@ class Rule:
     def __init__(self, keys: Keys, words: Words) -> None:
         self.keys = keys
         self.words = words
+        self.feedback = bool(words["error_feedback"])
         self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
 
     def names(self, key: Key) -> bool:
@@ -63,7 +65,8 @@ class Compression:
         self._rank = rank
         self._seed = (job, store)
         self._rules: list[Rule] = []
-        self._coders: dict[Key, tuple[Rule, KeyCoder]] = {}
+        self._coders: dict[Key, KeyCoder] = {}
+        self._lock = threading.Lock()  # two threads may push a key for the first time
 
     def add(self, keys: Keys, words: Words) -> None:
         """Add a rule; of several that name a key the last one counts.
@@ -104,16 +107,13 @@ class Compression:
                 raise NotYetError(
                     f"compression of row-sparse keys ({info.key!r}) is not there yet")
 
-    def coder(self, info: KeyInfo, rule: Rule) -> KeyCoder:
+    def coder(self, info: KeyInfo) -> KeyCoder:
         """Return what a key is encoded with."""
-        found = self._coders.get(info.key)
-        if found is not None and found[0] is rule:
-            return found[1]
-        size = info.nbytes // info.dtype.itemsize
-        coder = KeyCoder(rule.codec, size, feedback=rule.words["error_feedback"])
-        if found is not None and coder.feedback:
-            coder.residual = found[1].residual
-        self._coders[info.key] = (rule, coder)
+        coder = self._coders.get(info.key)
+        if coder is None:
+            with self._lock:
+                made = KeyCoder(info.nbytes // info.dtype.itemsize)
+                coder = self._coders.setdefault(info.key, made)
         return coder
 
     def encode(
@@ -132,7 +132,7 @@ class Compression:
             TensorError: A value that is NaN or infinite: nothing was encoded, no residual changed.
         """
         jobs = [
-            (place, _Large(info, rule, self.coder(info, rule), large[place], pool, self._seed))
+            (place, _Large(info, rule, self.coder(info), large[place], pool, self._seed))
             for place, ((_, info), rule) in enumerate(zip(plan.large, plan.rules, strict=True))
             if rule is not None
         ]
@@ -164,7 +164,7 @@ class Compression:
             if rule is None:
                 told["why"] = why
             else:
-                _, coder = self._coders.get(info.key, (rule, None))
+                coder = self._coders.get(info.key)
                 told |= {
                     "bytes_before": coder.before_bytes if coder else 0,
                     "bytes_sent": coder.sent_bytes if coder else 0,
@@ -201,6 +201,7 @@ class _Large:
         seed: tuple[str, int],
     ) -> None:
         self._info = info
+        self._rule = rule
         self._coder = coder
         self._view = view
         self._pool = pool
@@ -218,7 +219,7 @@ class _Large:
 
     def encode(self, take: Take, coding: Coding) -> CodedKey:
         """Encode it."""
-        info, coder, codec = self._info, self._coder, self._coder.codec
+        info, coder, codec = self._info, self._coder, self._rule.codec
         size = info.dtype.itemsize
         places = [(piece.start, piece.start + piece.size) for _, piece in info.pieces]
         pieces = [(begin // size, stop // size) for begin, stop in places]
@@ -230,11 +231,12 @@ class _Large:
         wide = self._widened()
         try:
             g = _floats(self._view) if wide is None else wide.view(np.float32)
-            payloads = coder.encode(g, info.nbytes, pieces, take, seeds)
+            payloads = coder.encode(codec, g, info.nbytes, pieces, take, seeds,
+                                    feedback=self._rule.feedback)
         finally:
             if wide is not None:
                 self._pool.give(wide)
-        coding.undo.append(partial(coder.put_back, info.nbytes, pieces, payloads, seeds))
+        coding.undo.append(partial(coder.put_back, codec, info.nbytes, pieces, payloads, seeds))
         coding.sent_bytes += sum(payload.nbytes for payload in payloads)
         return CodedKey({
             begin: Payload(codec.head(stop - start, head), payload.data)
@@ -259,8 +261,9 @@ class _Rows:
         assert slab.rule is not None
         self._slab = slab
         self._infos = [plan.infos[index] for index in slab.indices]
-        self._coders = [owner.coder(info, slab.rule) for info in self._infos]
+        self._coders = [owner.coder(info) for info in self._infos]
         self._codec: Codec = slab.rule.codec
+        self._feedback = slab.rule.feedback
         dtype = dtypes.by_name(self._infos[0].spec.dtype)
         self._g: Floats = rows.view(np.float32) if dtype.widen is None else np.empty(
             rows.nbytes // dtype.itemsize, np.float32)
@@ -288,8 +291,11 @@ class _Rows:
             self._infos, self._coders, self._rows(), seeds, strict=True
         ):
             pieces = ((0, g.size),)
-            (payload,) = coder.encode(g, info.nbytes, pieces, _new, (own,))
-            coding.undo.append(partial(coder.put_back, info.nbytes, pieces, (payload,), (own,)))
+            (payload,) = coder.encode(codec, g, info.nbytes, pieces, _new, (own,),
+                                      feedback=self._feedback)
+            coding.undo.append(
+                partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,))
+            )
             payloads.append(payload)
         room = take(sum(payload.nbytes for payload in payloads))
         np.concatenate(payloads, out=room)

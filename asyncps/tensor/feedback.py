@@ -19,12 +19,10 @@ from asyncps.tensor.pool import Bytes
 _BLOCK = 1 << 18  # elements whose squares are added at once
 
 class KeyCoder:
-    """One key at one worker: its codec, what it has not sent, and what that came to.
+    """One key at one worker: what it has not sent, whatever its codec, and what it has.
 
     Args:
-        codec: How it is sent.
         size: Its elements.
-        feedback: Whether what is not sent is kept.
 
     Attributes:
         residual: What was not sent, float32[size]; None before the first push, and without
@@ -36,14 +34,11 @@ class KeyCoder:
     """
 
     __slots__ = (
-        "_lock", "before_bytes", "codec", "encode_s", "feedback", "pushes", "residual",
-        "sent_bytes", "size",
+        "_lock", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes", "size",
     )
 
-    def __init__(self, codec: Codec, size: int, *, feedback: bool) -> None:
-        self.codec = codec
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.feedback = feedback
         self.residual: Floats | None = None
         self.pushes = 0
         self.before_bytes = 0
@@ -52,27 +47,34 @@ class KeyCoder:
         self._lock = threading.Lock()  # two threads may push one key
 
     def encode(
-        self, g: Floats, nbytes: int, pieces: Pieces, take: Take, seeds: Sequence[int]
+        self, codec: Codec, g: Floats, nbytes: int, pieces: Pieces, take: Take,
+        seeds: Sequence[int], *, feedback: bool = True,
     ) -> list[Bytes]:
         """Return what is sent, a payload a piece; see `Codec.encode`.
 
         Args:
+            codec: How it is sent.
             g: float32[size], finite; only read.
             nbytes: Of the value as the key stores it.
             pieces, take, seeds: As `Codec.encode` has them.
+            feedback: Whether what is not sent is kept; else it is dropped, that of earlier pushes
+                too.
         """
         with self._lock:
             began = time.perf_counter()
-            if self.feedback and self.residual is None:
+            if not feedback:
+                self.residual = None
+            elif self.residual is None:
                 self.residual = np.zeros(self.size, np.float32)
-            payloads = self.codec.encode(g, self.residual, pieces, take, seeds)
+            payloads = codec.encode(g, self.residual, pieces, take, seeds)
             self.before_bytes += nbytes
             self.sent_bytes += sum(payload.nbytes for payload in payloads)
             self.encode_s += time.perf_counter() - began
             return payloads
 
     def put_back(
-        self, nbytes: int, pieces: Pieces, payloads: Sequence[Bytes], seeds: Sequence[int]
+        self, codec: Codec, nbytes: int, pieces: Pieces, payloads: Sequence[Bytes],
+        seeds: Sequence[int],
     ) -> None:
         """Take note that these will not be sent: their values are kept, as if never encoded."""
         with self._lock:
@@ -81,7 +83,7 @@ class KeyCoder:
             if self.residual is None:
                 return
             for (begin, stop), payload, seed in zip(pieces, payloads, seeds, strict=True):
-                self.codec.add(self.residual[begin:stop], payload, seed)
+                codec.add(self.residual[begin:stop], payload, seed)
 
     def next_push(self) -> int:
         """Return the number of a push, from 1, for seeds."""

@@ -130,7 +130,7 @@ def nothing_is_lost(store: KVStore, spec: dict[str, Any]) -> None:
     coders = store._core.client.compression._coders
     for key in f32:
         if key != "none":
-            totals[key] -= coders[key][1].residual.reshape(totals[key].shape)
+            totals[key] -= coders[key].residual.reshape(totals[key].shape)
     # What all have sent of a key is summed under a second key, which is not compressed.
     store.init([f"{key} told" for key in f32], [np.zeros(MIXED[key][0], "f4") for key in f32])
     store.set_gradient_compression(

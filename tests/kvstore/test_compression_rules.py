@@ -30,7 +30,7 @@ SIZES = pytest.mark.parametrize("size", [5, 50_000], ids=["small", "large"])
 
 
 def residual(store: KVStore, key: Any) -> Any:
-    return store._core.client.compression._coders[key][1].residual
+    return store._core.client.compression._coders[key].residual
 
 
 def ready(store: KVStore, size: int, spec: Any = TWO, **options: Any) -> None:
@@ -229,7 +229,7 @@ def test_a_push_that_is_refused_later_is_put_back(size: int) -> None:
             with pytest.raises(AsyncPSError, match="while save of a test is under way"):
                 await handle
             core.client.still = ""
-            all_are(core.client.compression._coders["w"][1].residual, np.float32(0.9))
+            all_are(core.client.compression._coders["w"].residual, np.float32(0.9))
             assert store.compression_report()["w"]["bytes_sent"] == 0
 
     asyncio.run(work())
@@ -246,7 +246,7 @@ def test_a_push_beyond_the_budget_is_put_back() -> None:
             with pytest.raises(DeadlineExceeded):
                 await store.push("w", np.full(50_000, 0.9, "f4"))
             core.budget._used = 0
-            all_are(core.client.compression._coders["w"][1].residual, np.float32(0.9))
+            all_are(core.client.compression._coders["w"].residual, np.float32(0.9))
             # 0.9 + 0.1 send one threshold, and keep the other.
             all_are(await store.pushpull("w", np.full(50_000, 0.1, "f4")), 0.5)
 

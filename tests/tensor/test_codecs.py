@@ -212,30 +212,32 @@ def test_an_encoding_that_breaks_off_leaves_the_residual(
 @every
 def test_what_is_put_back_was_never_sent(spec: dict[str, Any]) -> None:
     n = 9000
-    coder = KeyCoder(made(spec), n, feedback=True)
+    coder, codec = KeyCoder(n), made(spec)
     pieces = cut(n, 4096)
     g = np.random.default_rng(4).normal(size=n).astype("f4")
-    coder.encode(g, 4 * n, pieces, take, seeds_of(pieces))
+    coder.encode(codec, g, 4 * n, pieces, take, seeds_of(pieces))
     assert coder.residual is not None
     before, sent = coder.residual.copy(), coder.sent_bytes
-    payloads = coder.encode(g, 4 * n, pieces, take, seeds_of(pieces))
-    coder.put_back(4 * n, pieces, payloads, seeds_of(pieces))
+    payloads = coder.encode(codec, g, 4 * n, pieces, take, seeds_of(pieces))
+    coder.put_back(codec, 4 * n, pieces, payloads, seeds_of(pieces))
     assert np.allclose(coder.residual, before + g, atol=1e-5)
     assert (coder.sent_bytes, coder.before_bytes) == (sent, 4 * n)
 
 
 def test_without_feedback_nothing_is_kept() -> None:
-    coder = KeyCoder(made({"type": "2bit"}), 4, feedback=False)
+    coder, codec, pieces = KeyCoder(4), made({"type": "2bit"}), [(0, 4)]
+    coder.encode(codec, np.full(4, .4, "f4"), 16, pieces, take, [0])
     for _ in range(2):
-        (payload,) = coder.encode(np.full(4, .4, "f4"), 16, [(0, 4)], take, [0])
+        (payload,) = coder.encode(
+            codec, np.full(4, .4, "f4"), 16, pieces, take, [0], feedback=False)
         assert not payload.any()
     assert coder.residual is None
     assert coder.error_norm() == 0
 
 
 def test_error_norm_is_that_of_the_residual() -> None:
-    coder = KeyCoder(made({"type": "2bit"}), 3, feedback=True)
-    coder.encode(np.array([.3, -.4, 1.2], "f4"), 12, [(0, 3)], take, [0])
+    coder = KeyCoder(3)
+    coder.encode(made({"type": "2bit"}), np.array([.3, -.4, 1.2], "f4"), 12, [(0, 3)], take, [0])
     assert math.isclose(coder.error_norm(), math.sqrt(.09 + .16 + .49), rel_tol=1e-6)
 
 

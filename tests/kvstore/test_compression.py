@@ -37,6 +37,12 @@ def test_scenario_holds_on_real_processes(scenario: Scenario, processes: Process
     on_processes(processes, scenario, workers=2, servers=2)
 
 
+@pytest.mark.slow
+@acceptance
+def test_scenario_holds_for_seven_workers_and_seven_servers(scenario: Scenario) -> None:
+    on_cluster(scenario, workers=7, servers=7, settings={"round_s": 120.0, "answer_s": 60.0})
+
+
 @pytest.mark.parametrize("order", ["arrival", "rank"])
 @pytest.mark.parametrize("name", compressed.TYPES)
 def test_nothing_is_lost(name: str, order: str) -> None:

@@ -335,6 +335,40 @@ def test_mean_of_reduce_is_of_what_was_decoded() -> None:
     on_cluster(work, workers=3, reduce="mean")
 
 
+@SIZES
+def test_arrays_of_every_kind_are_encoded(size: int) -> None:
+    def work(store: KVStore) -> None:
+        ready(store, size, {"type": "f16", "small_bytes": 0})
+        frozen = np.full(size, 0.5, "f4")
+        frozen.flags.writeable = False
+        odd = np.zeros(4 * size + 1, "u1")[1:].view("f4")
+        odd[:] = 0.5
+        kinds = [frozen, odd, np.full(2 * size, 0.5, "f4")[::-2], np.full(size, 0.5, "f4")]
+        for turn, grad in enumerate(kinds, 1):
+            store.push("w", grad)
+            all_are(store.pull("w"), 0.5 * turn)
+
+    on_cluster(work, workers=1)
+
+
+def test_two_threads_push_one_key() -> None:
+    def work(store: KVStore) -> None:
+        ready(store, 50_000, {"type": "f16", "small_bytes": 0})
+
+        def push() -> None:
+            for _ in range(20):
+                store.push("w", np.full(50_000, 0.1, "f4")).wait(10)
+
+        threads = [threading.Thread(target=push) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert np.allclose(store.pull("w") + residual(store, "w"), 4, atol=1e-3)
+
+    on_cluster(work, workers=1)
+
+
 def test_a_list_of_device_values_is_summed_and_then_encoded() -> None:
     def work(store: KVStore) -> None:
         ready(store, 5)

@@ -80,7 +80,9 @@ class Call:
     def lone_value(self) -> memoryview:
         """The bytes of the only unit that travels."""
         assert self.outgoing is not None
-        return self.outgoing.slabs[0].data if self.plan.slabs else self.outgoing.large[0]
+        value = self.outgoing.slabs[0].data if self.plan.slabs else self.outgoing.large[0]
+        assert isinstance(value, memoryview)
+        return value
 
     def take(self, value: memoryview) -> None:
         """Put the answer of the only unit where it belongs, and end."""

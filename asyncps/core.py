@@ -25,7 +25,7 @@ from asyncps.roles.shortcut import Attempt, Shortcut
 from asyncps.roles.worker import Worker
 from asyncps.tablecall import RowCalls
 from asyncps.tablevalues import declared
-from asyncps.tensor import dtypes
+from asyncps.tensor import codecs, dtypes
 from asyncps.values import (
     PLAIN_KEYS,
     Incoming,
@@ -118,12 +118,13 @@ class Core(RowCalls):
 
     def push(self, plan: Plan, keys: Any, values: Any, priority: int, copy: bool) -> Call:
         """Build a push."""
-        self._check_push()
+        self._check_push(plan)
         if plan.tables:
             return self.rows_call("push", plan, keys, values, priority, copy=copy)
         outgoing = self._outgoing(plan, keys, values, copy=copy)
         op = Operation("push", lent=not copy)
-        return self._build(op, plan, outgoing, None, keys, priority)
+        call = self._build(op, plan, outgoing, None, keys, priority)
+        return self._coded(call, outgoing) if plan.coded else call
 
     def pull(self, plan: Plan, keys: Any, out: Any, priority: int) -> Call:
         """Build a pull."""
@@ -135,15 +136,16 @@ class Core(RowCalls):
 
     def pushpull(self, plan: Plan, keys: Any, values: Any, out: Any, priority: int) -> Call:
         """Build a pushpull; of row-sparse keys it returns the rows that it has pushed."""
-        self._check_push()
+        self._check_push(plan)
         if plan.tables and len(plan.tables) == len(plan.infos):
             return self.rows_call("pushpull", plan, keys, values, priority, out=out, pull=True)
         self.check_dense(plan, "pushpull beside dense keys", "a call of their own")
         outgoing = self._outgoing(plan, keys, values, copy=False)
         incoming = self._incoming(plan, keys, values if out is None else out)
-        return self._build(
+        call = self._build(
             Operation("pushpull", lent=True), plan, outgoing, incoming, keys, priority
         )
+        return self._coded(call, outgoing) if plan.coded else call
 
     def assign(self, plan: Plan, keys: Any, values: Any) -> Call:
         """Build an assign."""
@@ -225,6 +227,25 @@ class Core(RowCalls):
         await self.flush()
         await self.worker.set_optimizer(self.client, chosen.name, chosen.hyper)
 
+    async def set_compression(self, spec: Any, keys: Any) -> None:
+        """Encode pushes of some keys from now on."""
+        self._check_open()
+        words = codecs.checked(spec)
+        named = keys
+        if keys is not None and not isinstance(keys, str):
+            named = list(as_keys(keys)[0])
+        check_text([named] if isinstance(named, str) else named or [])
+        await self.flush()
+        await self.worker.set_compression(self.client, named, words)
+
+    def compression_report(self) -> dict[Key, dict[str, Any]]:
+        """Say of each key how it is sent, and what that came to."""
+        self._check_open()
+        client = self.client
+        if client.compression is None:
+            return {}
+        return client.compression.report(list(client.keys.values()))
+
     async def set_hyperparameters(self, hyper: dict[str, Any]) -> None:
         """Change hyper-parameters."""
         self._check_open()
@@ -301,12 +322,26 @@ class Core(RowCalls):
         if self.client.closed:
             raise ClosedError("the store is closed")
 
-    def _check_push(self) -> None:
+    def _check_push(self, plan: Plan) -> None:
         """Refuse a push that could not be applied, before it is given a clock."""
         client = self.client
+        if plan.tables and client.compression is not None:
+            client.compression.check_tables(plan.infos)
         if client.optimizer is None and bound_of(client.config) != 0:
             raise OptimizerError(f"a {self.type} store applies each push when it comes",
                                  expected="set_optimizer before the first push")
+
+    def _coded(self, call: Call, outgoing: Outgoing) -> Call:
+        """Encode what of a call's values is compressed: nothing here can refuse it any more."""
+        compression = self.client.compression
+        assert compression is not None
+        coding = compression.encode(
+            call.plan, outgoing.large, outgoing.slabs, outgoing.take, self.client.pool
+        )
+        outgoing.copied_bytes += coding.sent_bytes
+        call.op.on_success(outgoing.release)
+        coding.watch(call.op)
+        return call
 
     def _outgoing(self, plan: Plan, keys: Any, values: Any, *, copy: bool) -> Outgoing:
         given = as_values(len(plan.infos), values, isinstance(keys, (list, tuple)))

@@ -16,6 +16,7 @@ import numpy as np
 from asyncps import optim
 from asyncps.call import Call, Handle
 from asyncps.checkpointverbs import AsyncCheckpointVerbs, CheckpointVerbs
+from asyncps.compressionverbs import AsyncCompressionVerbs, CompressionVerbs
 from asyncps.core import Core
 from asyncps.errors import AsyncPSError, ClosedError
 from asyncps.following import Followers
@@ -26,7 +27,7 @@ from asyncps.storefacts import StoreFacts
 from asyncps.values import as_keys
 
 
-class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
+class KVStore(StoreFacts, CheckpointVerbs, CompressionVerbs, RowVerbs, LaterVerbs):
     """A store for programs without an event loop of their own; every verb blocks.
 
     Made by `asyncps.create` or `LocalCluster.run`. May be used from several threads.
@@ -259,7 +260,9 @@ class KVStore(StoreFacts, CheckpointVerbs, RowVerbs, LaterVerbs):
             self._runtime.run(lambda: self._core.let_go(call))
 
 
-class AsyncKVStore(StoreFacts, AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
+class AsyncKVStore(
+    StoreFacts, AsyncCheckpointVerbs, AsyncCompressionVerbs, AsyncRowVerbs, LaterVerbs
+):
     """The same store for programs with an event loop; every verb is a coroutine.
 
     Made by `async with asyncps.connect(...)`. See `KVStore` for what the verbs mean.
@@ -286,7 +289,11 @@ class AsyncKVStore(StoreFacts, AsyncCheckpointVerbs, AsyncRowVerbs, LaterVerbs):
         """As `KVStore.push`; the Handle may be awaited."""
         plan = self._core.known(key) or await self._look_up(key)
         call = self._core.push(plan, key, value, priority, copy)
-        await self._core.budget.acquire(call.op, call.copied_bytes, self._core.deadline_s)
+        try:
+            await self._core.budget.acquire(call.op, call.copied_bytes, self._core.deadline_s)
+        except BaseException:
+            call.withdraw()
+            raise
         call.start()
         return self._handle(call)
 

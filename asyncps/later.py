@@ -12,20 +12,7 @@ LATER_NAMES = frozenset({
 })
 
 
-def refuse(what: str) -> NoReturn:
-    """Raise the error of a documented word that is not there yet."""
-    raise NotYetError(f"{what} is not there yet")
-
-
-class LaterLocalVerbs:
-    """The verbs that no store has yet."""
-
-    def set_gradient_compression(self, *_: Any, **__: Any) -> NoReturn:
-        """Not there yet."""
-        refuse("set_gradient_compression")
-
-
-class LaterVerbs(LaterLocalVerbs):
+class LaterVerbs:
     """The verbs that a store of a cluster does not have."""
 
     def set_updater(self, *_: Any, **__: Any) -> NoReturn:

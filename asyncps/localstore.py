@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from asyncps import optim
+from asyncps.compressionverbs import LocalCompressionVerbs
 from asyncps.core import is_capable
 from asyncps.errors import (
     ClosedError,
@@ -17,7 +18,6 @@ from asyncps.errors import (
     TensorError,
 )
 from asyncps.following import Followers
-from asyncps.later import LaterLocalVerbs
 from asyncps.localcheckpoints import LocalCheckpointVerbs, Updater
 from asyncps.localtables import LocalHandle, LocalRowVerbs, LocalTable, LocalTables
 from asyncps.localvalues import Kind, Value, check_outs, check_same
@@ -27,7 +27,7 @@ from asyncps.tensor import updates
 from asyncps.values import Array, Key, as_keys, as_values, device_values, host_array, merged
 
 
-class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LaterLocalVerbs):
+class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
     """A store whose only worker is this process; the verbs mean what they mean in `KVStore`.
 
     Args:

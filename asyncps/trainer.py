@@ -21,7 +21,6 @@ from asyncps.errors import (
 )
 from asyncps.exchange import Travel, exchange
 from asyncps.kvstore import AsyncKVStore
-from asyncps.later import refuse
 from asyncps.localcheckpoints import Path
 from asyncps.localstore import LocalStore
 from asyncps.parameters import Parameter, parameters_of
@@ -50,7 +49,7 @@ class Trainer:
             the end of the process.
         update_on_kvstore: Where the optimizer runs; None means on the store if it can. Otherwise
             gradients are summed, under keys of their own, and every worker updates.
-        compression_params: Not there yet.
+        compression_params: As `KVStore.set_gradient_compression` takes them, for all keys.
 
     All workers make the trainer, with the same words: when it is made the store has the optimizer,
     and every worker the same weights. They are rank 0's or, where the store holds these keys
@@ -63,7 +62,7 @@ class Trainer:
 
     Raises:
         ConfigError, TensorError, OptimizerError: An argument that cannot be right.
-        NotYetError: compression_params; a store type that is not there yet.
+        NotYetError: A store type or compression that is not there yet.
     """
 
     def __init__(
@@ -71,8 +70,6 @@ class Trainer:
         optimizer_params: dict[str, Any] | None = None, kvstore: Any = "device",
         update_on_kvstore: bool | None = None, compression_params: dict[str, Any] | None = None,
     ) -> None:
-        if compression_params is not None:
-            refuse("compression_params")
         self._parameters = parameters_of(params)
         # Schedules, multipliers and the like are shared with the caller's; the numbers are not.
         self._optimizer = copy.copy(optim.resolve(optimizer, optim.words_of(optimizer_params, {})))
@@ -94,6 +91,8 @@ class Trainer:
         self._distributed = self._store is not None and self._store.num_workers > 1
         self._local: list[LocalStore] = []  # what updates each device here
         try:
+            if compression_params:
+                (self._store or LocalStore("local")).set_gradient_compression(compression_params)
             self._begin(devices)
         except BaseException:
             self.close()

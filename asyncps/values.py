@@ -22,6 +22,7 @@ from asyncps.errors import (
     is_text,
     shown,
 )
+from asyncps.roles.coded import CodedKey, CodedRows
 from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
 from asyncps.state.openings import MAX_NAME
 from asyncps.tensor import dtypes
@@ -255,8 +256,8 @@ class Outgoing:
         pool: Where copies live until `release`.
 
     Attributes:
-        large: Bytes of the large values.
-        slabs: Gathered rows.
+        large: Bytes of the large values, or what `Compression.encode` makes of them.
+        slabs: Gathered rows, or likewise.
         copied_bytes: What the copies take.
     """
 
@@ -268,23 +269,26 @@ class Outgoing:
         self._pool = pool
         self.pooled: list[Bytes] = []
         self.copied_bytes = 0
-        self.slabs: list[Bytes] = [self._gather(slab, plan, values) for slab in plan.slabs]
-        self.large: list[memoryview] = []
+        self.slabs: list[Bytes | CodedRows] = [
+            self._gather(slab, plan, values) for slab in plan.slabs
+        ]
+        self.large: list[memoryview | CodedKey] = []
         for index, info in plan.empty:
             check(merged(values[index], info.key), info)
         arrays = [check(merged(values[index], info.key), info) for index, info in plan.large]
-        for array, (index, _) in zip(arrays, plan.large, strict=True):
+        for place, array in enumerate(arrays):
             view = as_bytes(array)
-            if copy and not _is_made_here(array, values[index]):
-                mine = self._take(len(view))
+            copies = copy and plan.rules[place] is None  # one that is encoded is not kept
+            if copies and not _is_made_here(array, values[plan.large[place][0]]):
+                mine = self.take(len(view))
                 np.copyto(mine, view)
                 view = mine.data
-            if copy:
+            if copies:
                 self.copied_bytes += len(view)
             self.large.append(view)
 
     def _gather(self, slab: SlabPlan, plan: Plan, values: Sequence[object]) -> Bytes:
-        buffer = self._take(slab.size)
+        buffer = self.take(slab.size)
         chosen = slab.pick(values)
         if gather_rows(chosen, slab.dtype, slab.shapes, buffer) >= 0:
             chosen = [
@@ -303,7 +307,8 @@ class Outgoing:
             self._pool.give(buffer)
         self.pooled.clear()
 
-    def _take(self, size: int) -> Bytes:
+    def take(self, size: int) -> Bytes:
+        """Return memory that stays until the servers have accepted what is made of it."""
         if size < POOLED_BYTES:
             return np.empty(size, np.uint8)
         buffer = self._pool.take(size)

@@ -77,6 +77,7 @@ ROOMS = (
     Room("asyncps.localtables", 7.18, WIRE),
     Room("asyncps.parameters", 7.18, WIRE),
     Room("asyncps.checkpointverbs", 7.18, WIRE),
+    Room("asyncps.compressionverbs", 7.18, WIRE),
     Room("asyncps.localcheckpoints", 7.19, WIRE),
     Room("asyncps.exchange", 7.19, WIRE),
     Room("asyncps.localstore", 7.2, WIRE),

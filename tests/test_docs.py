@@ -64,7 +64,9 @@ def words_after(words: list[str], *first: str) -> list[str] | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["README.md", "docs/kvstore.md", "docs/mxnet.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/kvstore.md", "docs/mxnet.md", "docs/compression.md"]
+)
 def test_python_blocks_run_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     for begin, source in blocks(read(name), "python"):

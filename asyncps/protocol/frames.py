@@ -46,6 +46,7 @@ class Flag(IntEnum):
 
     ROWS = 1  # the table lists rows of a slab
     IDS = 2  # the table names rows of a table: see `rows`
+    CODEC = 4  # the payload is encoded, and the table ends with how
 
 
 class Header(NamedTuple):

@@ -234,6 +234,18 @@ class SetOptimizer(Message, tag=31):
     whole_keys: bool = False
 
 
+class SetCompression(Message, tag=34):
+    """A worker compresses its pushes of these keys. Answered with Done when all have said so.
+
+    `keys` is a pattern of str keys, a list of keys, or None for all; `options` are complete. The
+    servers hear nothing: frames say how they are encoded.
+    """
+
+    store: int
+    keys: list[Key] | str | None
+    options: dict[str, Any]
+
+
 class Install(Message, tag=32):
     """The scheduler tells a server what all workers agreed on. Answered with Done."""
 
@@ -327,6 +339,7 @@ AnyMessage = (
     Join | Joined | Members | Prepared | Leave | Died | Lost | Shutdown | Left
     | OpenStore | CloseStore | StoreOpened
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
+    | SetCompression
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
     | AskReport | Report | AskStatus | JobStatus | TableSpec
     | Together | Word | ListKeys | AskUnits | Units | StateRange | SetClocks

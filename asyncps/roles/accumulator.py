@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from asyncps.errors import AsyncPSError
+from asyncps.roles.encoded import Contribution, Encoded
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
 
@@ -31,12 +32,23 @@ class Accumulator:
         self.outcome: Callable[[int], None] | None = None
         self.began = began
         self.sum: Bytes | None = None
-        self.parts: dict[int, Bytes] = {}
+        self.parts: dict[int, Contribution] = {}
         self.count = 0
         self.hyper = 0
 
-    def add(self, dtype: Dtype, buffer: Bytes, pool: Pool) -> None:
-        """Add one contribution; the buffer is the accumulator's from now on."""
+    def add(self, dtype: Dtype, buffer: Contribution, pool: Pool) -> None:
+        """Add one contribution; the buffer is the accumulator's from now on.
+
+        One that is encoded is added as it is; only the first is decoded.
+        """
+        if isinstance(buffer, Encoded):
+            if self.sum is None:
+                self.sum = pool.take(buffer.elements * dtype.sum.itemsize)
+                buffer.decode(self.sum.view(dtype.sum))
+            else:
+                buffer.add(self.sum.view(dtype.sum))
+            pool.give(buffer.buffer)
+            return
         if self.sum is None:
             if dtype.widen is None:
                 self.sum = buffer

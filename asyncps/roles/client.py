@@ -19,6 +19,7 @@ from asyncps.errors import AsyncPSError, ClosedError, ClusterError, TensorError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
 from asyncps.protocol.messages import AnyMessage, KeySpec, StoreConfig
+from asyncps.roles.coded import CodedKey, CodedRows, Payload
 from asyncps.roles.directory import Directory
 from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
@@ -79,8 +80,8 @@ class Client(Directory):
         self,
         op: Operation,
         plan: Plan,
-        values: Sequence[memoryview] | None,
-        slabs: Sequence[Bytes] | None,
+        values: Sequence[memoryview | CodedKey] | None,
+        slabs: Sequence[Bytes | CodedRows] | None,
         outs: Sequence[memoryview] | None,
         rows: Sequence[Sequence[Any]] | None,
         priority: int,
@@ -90,8 +91,9 @@ class Client(Directory):
         Args:
             op: Ends when all is answered; its verb is push, pull, pushpull or assign.
             plan: Where the keys live.
-            values: Byte views of the large keys' values, in the order of the plan's `large`.
-            slabs: Gathered rows in the order of the plan's `slabs`.
+            values: Byte views of the large keys' values, in the order of the plan's `large`; or
+                what they were encoded as.
+            slabs: Gathered rows in the order of the plan's `slabs`, or likewise.
             outs: Byte views that take the large keys' answers.
             rows: The arrays that take each slab's rows.
             priority: Higher goes first.
@@ -108,6 +110,7 @@ class Client(Directory):
             if self.joining is not None:
                 op.part_done(joined_error(op.verb))
                 return
+            op.counted = True
             self.pushes.add(op)
             op.on_end(self._pushed)
         for place, (_, info) in enumerate(plan.large):
@@ -161,7 +164,7 @@ class Client(Directory):
         return unit.track.push(rows)
 
     def _send_slab(
-        self, op: Operation, kind: int, slab: SlabPlan, buffer: Bytes | None,
+        self, op: Operation, kind: int, slab: SlabPlan, buffer: Bytes | CodedRows | None,
         arrays: Sequence[Any] | None, priority: int,
     ) -> None:
         unit = slab.unit
@@ -177,13 +180,15 @@ class Client(Directory):
         starts = dict(zip(slab.rows, _starts(unit, slab.rows), strict=True))
         for step in steps:
             members = slab.rows if step.rows is None else list(step.rows)
-            part = None
-            if buffer is not None:
+            part: memoryview | Payload | None = None
+            chosen = [index[row] for row in members]
+            if isinstance(buffer, CodedRows):
+                part = buffer.part(chosen)
+            elif buffer is not None:
                 view = buffer.data
                 part = memoryview(b"".join(
                     view[starts[row] : starts[row] + unit.sizes[row]] for row in members
                 ))
-            chosen = [index[row] for row in members]
             self._when_open(
                 op, kind, unit, step, unit.size_of(members), part, None,
                 None if arrays is None else (
@@ -195,7 +200,8 @@ class Client(Directory):
 
     def _when_open(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
-        value: memoryview | None, out: memoryview | None, scatter: Scatter | None, priority: int,
+        value: memoryview | Payload | None, out: memoryview | None, scatter: Scatter | None,
+        priority: int,
     ) -> None:
         """Send now, or step aside until the clock window is open."""
         op.add()
@@ -223,6 +229,7 @@ class Client(Directory):
 
     def _post_held(self, unit: RemoteUnit, held: Held) -> None:
         if isinstance(held, HeldRows):
+            assert not isinstance(held.value, Payload)
             post_rows(
                 self, held.op, held.kind, unit, held.step, held.named, held.value, held.priority
             )
@@ -251,8 +258,8 @@ class Client(Directory):
 
     def _post(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
-        value: memoryview | None, out: memoryview | None, scatter: Scatter | None, priority: int,
-        late: Callable[[], None] | None = None,
+        value: memoryview | Payload | None, out: memoryview | None, scatter: Scatter | None,
+        priority: int, late: Callable[[], None] | None = None,
     ) -> None:
         link, track = unit.link, unit.track
         clock, rows, _ = step

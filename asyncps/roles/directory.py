@@ -8,6 +8,7 @@ from typing import Any
 from asyncps import optim
 from asyncps.protocol.frames import ASSIGN, PUSH
 from asyncps.protocol.messages import Key, Piece, Placement, StoreConfig
+from asyncps.roles.compressing import Compression
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, bound_of
 from asyncps.roles.remotetable import RemoteTable
 from asyncps.state.rounds import CLOCK_WINDOW
@@ -30,6 +31,7 @@ class Directory:
         optimizer: Its name, or None: this worker has set none.
         hyper: Its hyper-parameters.
         hyper_version: How often they were changed.
+        compression: What is encoded, or None: nothing.
     """
 
     def __init__(self, config: StoreConfig, links: Sequence[Link]) -> None:
@@ -40,6 +42,7 @@ class Directory:
         self.optimizer: str | None = None
         self.hyper: dict[str, Any] = {}
         self.hyper_version = 0
+        self.compression: Compression | None = None
         # In dist_async a push is applied when it is taken: nothing stays open.
         self._window = None if bound_of(config) is None else CLOCK_WINDOW
         self._late: frozenset[int] = frozenset()
@@ -92,6 +95,11 @@ class Directory:
         for unit in self.units.values():
             unit.track.window, unit.late = self._window, self._late
 
+    def use_compression(self, compression: Compression) -> None:
+        """All workers have set it, or have changed its rules."""
+        self.compression = compression
+        self._plans.clear()
+
     def plan_of(self, keys: tuple[Key, ...]) -> Plan | None:
         """Return the plan that these keys had before. Any thread."""
         return self._plans.get(keys)
@@ -103,7 +111,7 @@ class Directory:
             infos = [self.keys.get(key) for key in keys]
             if any(info is None for info in infos):
                 return None
-            plan = Plan([info for info in infos if info is not None])
+            plan = Plan([info for info in infos if info is not None], self.compression)
             if len(self._plans) > _PLANS:
                 self._plans.clear()
             self._plans[keys] = plan

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from asyncps.protocol.frames import HEADER_SIZE, Flag
+from asyncps.roles.coded import Payload
 from asyncps.roles.plan import RemoteUnit
 from asyncps.state.requests import Step
 from asyncps_ext import wire
@@ -31,7 +32,7 @@ class Sender(Protocol):
 
 def data_frame(
     sender: Sender, kind: int, unit: RemoteUnit, step: Step, number: int, priority: int, size: int,
-    value: memoryview | None,
+    value: memoryview | Payload | None,
 ) -> tuple[list[bytes | memoryview], int]:
     """Return the parts of a data frame, and the bytes of all parts.
 
@@ -43,11 +44,16 @@ def data_frame(
         number: Of the request.
         priority: Of its answer.
         size: Bytes of the value that it brings or asks for.
-        value: What it brings, if anything; the frame keeps this view.
+        value: What it brings, if anything; the frame keeps this view, or that of a payload.
     """
     flags, table = 0, b""
     if step.rows is not None and unit.slab:
         flags, table = Flag.ROWS, np.asarray(step.rows, "<u4").tobytes()
+    if isinstance(value, Payload):
+        flags |= Flag.CODEC
+        table += value.tail
+        value = value.data
+        size = len(value)
     payload = 0 if value is None else size
     header = pack_header(
         kind, flags, sender.incarnation, sender.number, number, unit.number, priority, step.clock,
@@ -57,6 +63,6 @@ def data_frame(
     parts: list[bytes | memoryview] = [header]
     if table:
         parts.append(table)
-    if value is not None:
+    if value is not None and payload:  # of a sparse codec there may be none
         parts.append(value)
     return parts, HEADER_SIZE + len(table) + payload

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
+from asyncps.roles.encoded import Contribution, drop
 from asyncps.roles.unit import Rules, Unit, Waiter, internal
 from asyncps.state.staleness import Arrivals
 from asyncps.tensor import updates
@@ -43,16 +44,16 @@ class FreeUnit(Unit):
         self.assigned: dict[int, int] = {}
 
     def contribute(
-        self, rank: int, clock: int, buffer: Bytes, hyper: int, rules: Rules, now: float
+        self, rank: int, clock: int, buffer: Contribution, hyper: int, rules: Rules, now: float
     ) -> list[tuple[Waiter, int]]:
         """As `Unit.contribute`; what this one was waited for is applied with it."""
         try:
             fresh = self.arrivals.contribute(rank, clock)
         except AsyncPSError:
-            self.pool.give(buffer)
+            drop(buffer, self.pool)
             raise
         if not fresh:
-            self.pool.give(buffer)
+            drop(buffer, self.pool)
             return []
         held = self.open[clock, rank] = Accumulator(now)
         held.parts[rank] = buffer

@@ -17,6 +17,7 @@ import numpy as np
 
 from asyncps.errors import AsyncPSError, DeadlineExceeded
 from asyncps.protocol.frames import PUSH, PUSHPULL
+from asyncps.roles.coded import Payload
 from asyncps.roles.operation import Operation, resolve
 from asyncps.state.requests import Rows, Step
 
@@ -39,7 +40,7 @@ class Held:
     kind: int
     step: Step
     size: int
-    value: memoryview | None
+    value: memoryview | Payload | None
     out: memoryview | None
     scatter: Scatter | None
     priority: int
@@ -52,7 +53,7 @@ class Held:
         """Let the caller and its memory go: the clock is given out, so the push itself stays."""
         op, self.op = self.op, Operation("push", lent=False)
         self.op.since = op.since
-        if op.lent and self.value is not None:
+        if op.lent and isinstance(self.value, memoryview):
             self.value = memoryview(bytes(self.value))
         if self.kind == PUSHPULL:
             self.kind = PUSH

@@ -23,6 +23,7 @@ from asyncps.protocol.messages import (
     MissingRanks,
     SetHyper,
 )
+from asyncps.roles.encoded import Contribution, Encoded
 from asyncps.roles.holdings import Holdings
 from asyncps.roles.holdings import Target as Target
 from asyncps.roles.ownsteps import OwnSteps, is_own
@@ -152,7 +153,7 @@ class Keeper(Holdings):
         return all(unit.rows[row].is_replay(rank, clock) for row in rows)
 
     def push(
-        self, target: Target, rank: int, header: Header, buffer: Bytes, now: float
+        self, target: Target, rank: int, header: Header, buffer: Contribution, now: float
     ) -> None:
         """Count a contribution and answer whoever waited for it."""
         unit, rows = target
@@ -213,7 +214,7 @@ class Keeper(Holdings):
         unit, rows = target
         clock, request = header.clock, header.request
         pieces: list[tuple[Unit, Bytes]] = (
-            [(unit, buffer)] if isinstance(unit, Unit) else list(self._by_row(unit, rows, buffer))
+            [(unit, buffer)] if isinstance(unit, Unit) else list(self._rows_of(unit, rows, buffer))
         )
         left = len(pieces)
 
@@ -249,7 +250,17 @@ class Keeper(Holdings):
                 at_work = at_work or self.rules.own.at_work(part)
         return MissingRanks(sorted(ranks), at_work)
 
-    def _by_row(self, slab: Slab, rows: Any, buffer: Bytes) -> Iterator[tuple[Unit, Bytes]]:
+    def _by_row(
+        self, slab: Slab, rows: Any, buffer: Contribution
+    ) -> Iterator[tuple[Unit, Contribution]]:
+        """Yield some rows of a slab, each with its part of a contribution, which goes back."""
+        if isinstance(buffer, Encoded):
+            yield from zip([slab.rows[row] for row in rows], buffer.split(), strict=True)
+            self.pool.give(buffer.buffer)
+        else:
+            yield from self._rows_of(slab, rows, buffer)
+
+    def _rows_of(self, slab: Slab, rows: Any, buffer: Bytes) -> Iterator[tuple[Unit, Bytes]]:
         """Yield some rows of a slab, each with its part of a payload; the buffer goes back."""
         assert rows is not None
         begin = 0

@@ -31,13 +31,14 @@ class Operation:
         observed: Somebody waits for it, or has looked at its end.
         error: Why it failed, once ended.
         requests: Its requests that may still be unanswered, with their links.
+        counted: Its pushes have clocks, and so will count.
         lent: The payloads are the caller's memory until the end.
         since: When it began, loop time.
     """
 
     __slots__ = (
-        "_callbacks", "_lock", "_remaining", "ended", "error", "finishing", "lent", "observed",
-        "requests", "since", "verb",
+        "_callbacks", "_lock", "_remaining", "counted", "ended", "error", "finishing", "lent",
+        "observed", "requests", "since", "verb",
     )
 
     def __init__(self, verb: str, *, lent: bool) -> None:
@@ -49,6 +50,7 @@ class Operation:
         self.finishing: list[Callable[[], None]] = []
         self._remaining = 1  # held by whoever still adds requests
         self._callbacks: list[Callable[[Operation], None]] = []
+        self.counted = False
         self.ended = False
         self.observed = False
         self._lock = threading.Lock()  # held until the end

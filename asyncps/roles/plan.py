@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.tensor import dtypes
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
+
+if TYPE_CHECKING:
+    from asyncps.roles.compressing import Compression, Rule
 
 __all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "bound_of",
            "describe", "describe_rows"]
@@ -101,13 +104,15 @@ class KeyInfo:
 
 
 class SlabPlan:
-    """The keys of one call that live in one slab, in the slab's order."""
+    """The keys of one call that live in one slab and are encoded alike, in the slab's order."""
 
-    __slots__ = ("dtype", "every", "indices", "rows", "shapes", "size", "unit")
+    __slots__ = ("dtype", "every", "indices", "rows", "rule", "shapes", "size", "unit")
 
     def __init__(
-        self, unit: RemoteUnit, members: list[tuple[int, int, KeyInfo]], count: int
+        self, unit: RemoteUnit, members: list[tuple[int, int, KeyInfo]], count: int,
+        rule: Rule | None = None,
     ) -> None:
+        self.rule = rule
         members.sort(key=lambda member: member[0])
         self.unit = unit
         self.rows = [row for row, _, _ in members]
@@ -128,11 +133,18 @@ class SlabPlan:
 
 
 class Plan:
-    """Where the keys of one call live: chunks by key, slabs, and row-sparse keys."""
+    """Where the keys of one call live: chunks by key, slabs, and row-sparse keys.
 
-    __slots__ = ("empty", "infos", "large", "lone", "slabs", "tables")
+    Attributes:
+        coded: Some of them are encoded when they are pushed.
+        rules: By which each of the large keys is; empty when none is.
+    """
 
-    def __init__(self, infos: Sequence[KeyInfo]) -> None:
+    __slots__ = ("coded", "empty", "infos", "large", "lone", "rules", "slabs", "tables")
+
+    def __init__(
+        self, infos: Sequence[KeyInfo], compression: Compression | None = None
+    ) -> None:
         self.infos = infos
         self.tables = [(index, info) for index, info in enumerate(infos) if info.is_table]
         self.empty = [
@@ -140,17 +152,24 @@ class Plan:
             if not info.pieces and not info.is_table
         ]
         self.large: list[tuple[int, KeyInfo]] = []
-        slabs: dict[RemoteUnit, list[tuple[int, int, KeyInfo]]] = {}
+        self.rules: list[Rule | None] = []
+        slabs: dict[tuple[RemoteUnit, Rule | None], list[tuple[int, int, KeyInfo]]] = {}
         for index, info in enumerate(infos):
             if info.is_table:
                 continue
+            rule = None if compression is None else compression.rule_of(info)[0]
             if info.pieces and info.pieces[0][0].slab:
                 unit, piece = info.pieces[0]
-                slabs.setdefault(unit, []).append((piece.row, index, info))
+                slabs.setdefault((unit, rule), []).append((piece.row, index, info))
             elif info.pieces:
                 self.large.append((index, info))
-        self.slabs = [SlabPlan(unit, members, len(infos)) for unit, members in slabs.items()]
+                self.rules.append(rule)
+        self.slabs = [
+            SlabPlan(unit, members, len(infos), rule) for (unit, rule), members in slabs.items()
+        ]
+        self.coded = any(self.rules) or any(slab.rule is not None for slab in self.slabs)
         units = [unit for _, info in self.large for unit, _ in info.pieces]
         units += [slab.unit for slab in self.slabs]
-        # The only unit, if it is one.
-        self.lone = units[0] if len(units) == 1 and not self.tables else None
+        # The only unit, if it is one and its values travel as they are.
+        is_lone = len(units) == 1 and not self.tables and not self.coded
+        self.lone = units[0] if is_lone else None

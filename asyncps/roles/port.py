@@ -35,7 +35,7 @@ from asyncps.protocol.frames import (
     Header,
 )
 from asyncps.protocol.messages import AnyMessage, TableSpec, UnitSpec
-from asyncps.roles import saving, savingrows
+from asyncps.roles import encoded, saving, savingrows
 from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
@@ -82,6 +82,7 @@ class WorkerPort:
         self._rows: Any = None
         self._target: Target | None = None
         self._found_at = 0  # the keeper's count of changes when the target was found
+        self._described: encoded.Described | None = None  # how the payload is encoded, if it is
         self._spec: UnitSpec | None = None
         self._range: messages.StateRange | messages.TableRows | None = None
 
@@ -133,8 +134,7 @@ class WorkerPort:
             elif kind == RESTORE:
                 self._range = _checked_range(keeper, messages.decode(table), header.payload_bytes)
             else:
-                self._rows = _rows(header, table) if header.flags else None
-                target = keeper.find(header, self._rows, header.payload_bytes)
+                target = self._find(keeper, header, table)
                 if kind != ASSIGN:
                     keeper.check_push()
                     if keeper.is_replay(target, self.rank, header.clock):
@@ -149,8 +149,11 @@ class WorkerPort:
 
     def finish(self, header: Header, table: memoryview) -> None:
         """Carry out a frame."""
-        buffer, self._buffer = self._buffer, None
         kind = header.kind
+        if header.flags & Flag.CODEC and not header.payload_bytes:  # a sparse codec sends nothing
+            if self.begin(header, table) is None:
+                return
+        buffer, self._buffer = self._buffer, None
         if kind == HEARTBEAT:
             return
         try:
@@ -162,11 +165,18 @@ class WorkerPort:
                 if buffer is None:
                     raise RemoteProtocolError("a push without a payload")
                 target = self._target
+                coded = self._described
                 if target is None or self._found_at != keeper.changes:
                     # Others' frames have split, joined or grown a slab since `begin`.
-                    target = keeper.find(header, self._rows, header.payload_bytes)
+                    target = (
+                        keeper.find(header, self._rows, header.payload_bytes)
+                        if coded is None else encoded.find(keeper, header, coded)
+                    )
                 self._target = None
-                keeper.push(target, self.rank, header, buffer, self._now())
+                value: encoded.Contribution = buffer
+                if coded is not None:
+                    value = encoded.received(target, header, coded, buffer)
+                keeper.push(target, self.rank, header, value, self._now())
                 self._counted(keeper, target, header)
                 if header.payload_bytes <= SMALL_BYTES:
                     self.server.polling.came()
@@ -204,6 +214,17 @@ class WorkerPort:
         except Exception as failed:
             log.exception("a request of worker %d failed", self.rank)
             self._error(header, AsyncPSError(f"the server failed: {failed!r}"))
+
+    def _find(self, keeper: Keeper, header: Header, table: memoryview) -> Target:
+        """Return what a frame with a value speaks of; its payload may be taken into memory."""
+        self._described = None
+        if header.flags & Flag.CODEC:
+            described = self._described = encoded.describe(header, table)
+            target = encoded.find(keeper, header, described)
+            encoded.layout(target, header, described)
+            return target
+        self._rows = _rows(header, table) if header.flags else None
+        return keeper.find(header, self._rows, header.payload_bytes)
 
     def send(self, frame: Outgoing, *, copied: bool = False) -> None:
         """Queue an answer; without a connection there is nobody who waits for it.
@@ -337,6 +358,8 @@ def _checked_range(
 
 
 def _rows(header: Header, table: memoryview) -> Any:
+    if header.flags & Flag.CODEC:
+        raise RemoteProtocolError("a codec where none belongs", got=header.kind)
     if header.flags & Flag.IDS:
         return named_rows.parse(table)
     if not header.flags & Flag.ROWS:

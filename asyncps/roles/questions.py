@@ -22,7 +22,8 @@ _ASK_S = 5.0  # to be told whom we wait for; without it the deadline's error say
 
 # What the scheduler calls the things that workers wait for.
 _WHAT = {
-    messages.Barrier: "barrier", messages.SetOptimizer: "optimizer", messages.Await: "init",
+    messages.Barrier: "barrier", messages.SetOptimizer: "optimizer",
+    messages.SetCompression: "optimizer", messages.Await: "init",
     messages.Together: "checkpoint", messages.Word: "checkpoint", messages.JoinStore: "join",
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from asyncps.errors import RemoteProtocolError
 from asyncps.roles.accumulator import Accumulator
+from asyncps.roles.encoded import Contribution, Encoded
 from asyncps.roles.unit import Unit
 from asyncps.tensor.dtypes import Dtype
 from asyncps.tensor.pool import Bytes, Pool
@@ -40,6 +41,7 @@ class Slab:
         apart: Rows stay apart, since each is updated in its own time.
     """
 
+    is_dense = True
     __slots__ = ("_make", "apart", "dtype", "keys", "offsets", "pool", "rows", "sizes", "whole")
 
     def __init__(self, dtype: Dtype, pool: Pool, make: MakeUnit = Unit) -> None:
@@ -147,6 +149,11 @@ class Slab:
         spans = ((key, 0, values.nbytes // self.dtype.itemsize),)
         return self._make(self.dtype, values.copy(), self.pool, spans)
 
+    def _cut(self, part: Contribution, begin: int, end: int) -> Contribution:
+        if isinstance(part, Encoded):
+            return part.cut(begin // self.dtype.itemsize)
+        return part[begin:end].copy()
+
     def _row_of(self, whole: Unit, begin: int, size: int, key: Key) -> Unit:
         """Cut one row out of the unit of all."""
         end = begin + size
@@ -160,7 +167,9 @@ class Slab:
             mine.count, mine.hyper = accumulator.count, accumulator.hyper
             if accumulator.sum is not None:
                 mine.sum = accumulator.sum[begin * factor : end * factor].copy()
-            mine.parts = {rank: part[begin:end].copy() for rank, part in accumulator.parts.items()}
+            mine.parts = {
+                rank: self._cut(part, begin, end) for rank, part in accumulator.parts.items()
+            }
             row.open[clock] = mine
         first, last = begin // self.dtype.itemsize, end // self.dtype.itemsize
         row.state = {name: array[first:last].copy() for name, array in whole.state.items()}

@@ -20,6 +20,7 @@ from asyncps.protocol import rows
 from asyncps.protocol.frames import PULL, PUSHPULL, WAIT
 from asyncps.protocol.messages import TableSpec
 from asyncps.roles.accumulator import Accumulator
+from asyncps.roles.encoded import Contribution, Encoded
 from asyncps.roles.freeunit import FreeUnit
 from asyncps.roles.unit import Rules, Unit, Waiter, internal
 from asyncps.tensor import dtypes, updates
@@ -65,8 +66,9 @@ class TableAccumulator(Accumulator):
         self.sums: SparseSum | None = None
         self.kept: list[Bytes] = []
 
-    def add(self, dtype: Dtype, buffer: Bytes, pool: Pool) -> None:
-        """As `Accumulator.add`."""
+    def add(self, dtype: Dtype, buffer: Contribution, pool: Pool) -> None:
+        """As `Accumulator.add`; rows are never encoded."""
+        assert not isinstance(buffer, Encoded)
         named = rows.parse(buffer.data)
         if not named.number:
             pool.give(buffer)
@@ -165,13 +167,14 @@ class TableParts(Unit):
     # ---- as Unit ----
 
     def contribute(
-        self, rank: int, clock: int, buffer: Bytes, hyper: int, rules: Rules, now: float
+        self, rank: int, clock: int, buffer: Contribution, hyper: int, rules: Rules, now: float
     ) -> list[tuple[Waiter, int]]:
         """As `Unit.contribute`.
 
         Raises:
             TensorError: Also for rows that are not here.
         """
+        assert not isinstance(buffer, Encoded)
         self._check_buffer(buffer)
         self.listed.clear()
         return super().contribute(rank, clock, buffer, hyper, rules, now)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
+from asyncps.roles.encoded import Contribution, drop
 from asyncps.state.rounds import FIRST, LAST, REPLAY, Rounds
 from asyncps.tensor import updates
 from asyncps.tensor.dtypes import Array, Dtype
@@ -147,14 +148,14 @@ class Unit:
         self.updates = 0
 
     def contribute(
-        self, rank: int, clock: int, buffer: Bytes, hyper: int, rules: Rules, now: float
+        self, rank: int, clock: int, buffer: Contribution, hyper: int, rules: Rules, now: float
     ) -> list[tuple[Waiter, int]]:
         """Take a contribution; return the waiters whose part of this unit is now there.
 
         Args:
             rank: Who contributes.
             clock: To which round.
-            buffer: `size` bytes of the pool; the unit's from now on.
+            buffer: `size` bytes of the pool, or what they were encoded as; the unit's from now on.
             hyper: The version of the hyper-parameters that the contributor holds.
             rules: Those of the store.
             now: Seconds, for statistics.
@@ -165,10 +166,10 @@ class Unit:
         try:
             verdict = self.rounds.contribute(rank, clock, rules.members)
         except AsyncPSError:
-            self.pool.give(buffer)
+            drop(buffer, self.pool)
             raise
         if verdict & REPLAY:
-            self.pool.give(buffer)
+            drop(buffer, self.pool)
             return []
         if verdict & FIRST:
             self.open[clock] = self.accumulator(now)

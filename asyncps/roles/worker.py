@@ -23,6 +23,7 @@ from asyncps.protocol.messages import (
 )
 from asyncps.roles import reporting, tablework
 from asyncps.roles.client import Client
+from asyncps.roles.compressing import Compression, Keys, Words
 from asyncps.roles.deadlines import Deadlines, cut, take_back
 from asyncps.roles.joining import join, learn
 from asyncps.roles.lane import Lanes
@@ -231,6 +232,16 @@ class Worker:
         message = messages.SetOptimizer(client.number, name, hyper, whole)
         await self.questions.ask(message, "to set the optimizer")
         client.use_optimizer(name, hyper)
+
+    async def set_compression(self, client: Client, keys: Keys, words: Words) -> None:
+        """Encode pushes of some keys from now on; every worker says the same."""
+        message = messages.SetCompression(client.number, keys, words)
+        await self.questions.ask(message, "to set the compression")
+        compression = client.compression or Compression(
+            self.node.rank, self.config.job, client.number
+        )
+        compression.add(keys, words)
+        client.use_compression(compression)
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:
         """Change hyper-parameters; pushes from now on carry the new version."""

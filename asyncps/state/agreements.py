@@ -27,8 +27,8 @@ from asyncps.state.together import conclude
 MAX_STORES = 256  # open stores of a job: protects the scheduler's memory
 
 StoreRequest = (
-    m.OpenStore | m.CloseStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier
-    | m.SetOptimizer | m.Together | m.Word | m.ListKeys | m.JoinStore | m.AskAbsent
+    m.OpenStore | m.CloseStore | m.Declare | m.Await | m.Lookup | m.Ready | m.Barrier | m.Together
+    | m.SetOptimizer | m.SetCompression | m.Word | m.ListKeys | m.JoinStore | m.AskAbsent
 )
 
 
@@ -111,11 +111,12 @@ class Stores:
             case m.Barrier():
                 meeting = self._store(message.store).barrier
                 return _all_done(meeting.come(rank, request, None) or [])
-            case m.SetOptimizer():
+            case m.SetOptimizer() | m.SetCompression():
                 store = self._store(message.store)
                 if store.joined:
                     raise _joined_error(store)
-                check_name("an optimizer", message.name)
+                if isinstance(message, m.SetOptimizer):
+                    check_name("an optimizer", message.name)
                 canonical(message)
                 calls = store.optimizer.come(rank, request, message)
                 return self._agree(store, calls) if calls else []
@@ -123,8 +124,7 @@ class Stores:
                 store = self._store(message.store)
                 if store.joined:
                     raise _joined_error(store)
-                meeting = store.together
-                return _concluded(meeting.come(rank, request, message) or [])
+                return _concluded(store.together.come(rank, request, message) or [])
             case m.ListKeys():
                 routing = self._store(message.store).routing
                 return [_placed(routing, rank, request, routing.page(message.start))]
@@ -285,8 +285,7 @@ class Stores:
         if self._no_owner is not None:
             routing.close(self._no_owner)
         store = _Store(self._next_store, message.name, rank, message.config, routing,
-                       Meeting(self._workers), Meeting(self._workers),
-                       Meeting(self._workers))
+                       Meeting(self._workers), Meeting(self._workers), Meeting(self._workers))
         self._next_store += 1
         self._by_name[store.name] = self._by_number[store.number] = store
         install = m.Install(store.number, store.config, None, {})
@@ -369,7 +368,8 @@ class Stores:
             ]))
             return [Answer(call.rank, call.request, error) for call in calls]
         words = calls[0].words
-        assert isinstance(words, m.SetOptimizer)  # as every call of this meeting has
+        if not isinstance(words, m.SetOptimizer):  # a compression, which servers need not know
+            return _all_done(calls)
         kind = optim.REGISTRY.get(words.name)
         if words.whole_keys or (kind is not None and kind.whole_keys):
             try:

@@ -15,7 +15,7 @@ from asyncps.errors import ClusterError
 from asyncps.protocol import messages as m
 
 # What a worker says as it calls.
-Words = m.SetOptimizer | m.Together | m.Word | None
+Words = m.SetOptimizer | m.SetCompression | m.Together | m.Word | None
 
 
 @dataclass(frozen=True, slots=True)

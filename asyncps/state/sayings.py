@@ -39,7 +39,7 @@ def _shortened(text: str) -> str:
 def _by_word(words: msgspec.Struct | None) -> dict[tuple[bool, str], Any]:
     """Return what was said word by word; hyper-parameters are those with True."""
     fields = msgspec.structs.asdict(words) if words is not None else {}
-    hyper = fields.pop("hyper", {})
+    hyper = fields.pop("hyper", {}) or fields.pop("options", {})
     fields.pop("store", None)
     return {**{(False, name): said for name, said in fields.items()},
             **{(True, str(name)): said for name, said in hyper.items()}}
@@ -55,7 +55,9 @@ def _differing(sayings: Sequence[dict[tuple[bool, str], Any]]) -> list[tuple[boo
 
 
 def disagreement(sayings: Sequence[tuple[Sequence[int], msgspec.Struct | None]]) -> Disagreement:
-    """Return the error of workers that set different optimizers: (ranks, what these said).
+    """Return the error of workers that set different optimizers, or compressions.
+
+    Each saying is (ranks, what these said).
 
     Only the words that differ are repeated.
     """
@@ -68,4 +70,8 @@ def disagreement(sayings: Sequence[tuple[Sequence[int], msgspec.Struct | None]])
         said = ", ".join(f"{name[1]}={words[name]!r}" if name in words else f"no {name[1]}"
                          for name in differing)
         texts.append(f"{who} said {_shortened(said)}")
-    return Disagreement("workers set different optimizers: " + "; ".join(texts))
+    kinds = {type(words).__name__ for _, words in sayings}
+    what = "optimizers" if kinds == {"SetOptimizer"} else "compressions"
+    if len(kinds) > 1:
+        what = "things, some an optimizer and some a compression"
+    return Disagreement(f"workers set different {what}: " + "; ".join(texts))

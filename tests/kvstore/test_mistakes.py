@@ -316,8 +316,6 @@ def test_spellings_of_mxnet_mean_the_same_store(spelling: str, type: str) -> Non
 @pytest.mark.parametrize("type", ["local", "dist_sync"])
 def test_verbs_of_a_later_version_say_so(type: str) -> None:
     with asyncps.create(type) as store:
-        with pytest.raises(NotYetError, match=r"^set_gradient_compression is not there yet$"):
-            store.set_gradient_compression({"type": "2bit"})
         for name in ("set_updater", "_set_updater") if type == "dist_sync" else ():
             with pytest.raises(NotYetError, match=r"^set_updater is of local stores only: on a "
                                                   r"cluster the servers update \(set_optimizer, "):

@@ -15,7 +15,6 @@ from asyncps.errors import (
     CheckpointError,
     ConfigError,
     DtypeMismatch,
-    NotYetError,
     OptimizerError,
     ShapeMismatch,
     TensorError,
@@ -216,7 +215,7 @@ def test_what_is_no_parameter_is_refused(kind: type[Exception], params: Any) -> 
 
 
 def test_mistakes_raise_typed_errors() -> None:
-    with pytest.raises(NotYetError, match="compression"):
+    with pytest.raises(ConfigError, match="sends nothing"):
         asyncps.Trainer([ones(3)], "sgd", compression_params={"type": "2bit"})
     with pytest.raises(OptimizerError, match="sgd"):
         asyncps.Trainer([ones(3)], "sdg")

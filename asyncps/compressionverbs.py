@@ -1,0 +1,79 @@
+"""Compression of pushes, for both faces of a store of a cluster; a local store sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from asyncps.core import Core
+from asyncps.errors import ConfigError
+from asyncps.roles.runtime import Runtime
+
+
+class CompressionReports:
+    """What both faces say of it."""
+
+    _core: Core
+
+    def compression_report(self) -> dict[int | str, dict[str, Any]]:
+        """Return plain data by key: how its pushes travel, and what that came to.
+
+        Of each key that this worker knows, once a compression is set: `codec`, its name or "dense";
+        `why`, of a dense one; `bytes_before` and `bytes_sent`, of the values that were encoded and
+        of what they became; `error_norm`, the l2 norm of what was not sent yet; `encode_s`, seconds
+        spent encoding.
+        """
+        return self._core.compression_report()
+
+
+class CompressionVerbs(CompressionReports):
+    """The verb of `KVStore`."""
+
+    _runtime: Runtime
+
+    def set_gradient_compression(
+        self, compression_params: Mapping[str, Any], keys: Any = None
+    ) -> None:
+        """Send pushes of some keys in fewer bytes; every worker calls this with the same words.
+
+        Args:
+            compression_params: `type` is f16, bf16, int8, 1bit, 2bit, onebit, topk, threshold or
+                randomk; beside it options: see docs/compression.md.
+            keys: A pattern of str keys (as in a shell: `layer*.weight`), a key that is an int, a
+                list of keys, or None for all. Of several calls that name a key the last one counts.
+
+        Earlier pushes are accepted first. What a key has not sent yet stays when its codec changes.
+
+        Raises:
+            ConfigError: An unknown type or option; the known ones are listed.
+            Disagreement: Another worker said something else.
+            NotYetError: A documented type or option that is not there yet.
+        """
+        self._runtime.run(lambda: self._core.set_compression(compression_params, keys))
+
+
+class AsyncCompressionVerbs(CompressionReports):
+    """The verb of `AsyncKVStore`."""
+
+    async def set_gradient_compression(
+        self, compression_params: Mapping[str, Any], keys: Any = None
+    ) -> None:
+        """As `KVStore.set_gradient_compression`."""
+        await self._core.set_compression(compression_params, keys)
+
+
+class LocalCompressionVerbs:
+    """What a store of one process says instead."""
+
+    type: str
+
+    def set_gradient_compression(
+        self, compression_params: Mapping[str, Any], keys: Any = None
+    ) -> NoReturn:
+        """Refuse it: nothing is sent here, so nothing can be sent in fewer bytes.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("compression is of what is sent, and a local store sends nothing",
+                          expected="a store of a cluster, such as dist_sync", got=self.type)

@@ -1,0 +1,327 @@
+"""Which keys of a store are compressed at a worker, and the encoding of a call's values.
+
+Runs in the caller's thread, when all that can refuse the call there has been asked. What can refuse
+it later, before it has a clock, has its values put back into the residuals.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncps.errors import NotYetError, TensorError
+from asyncps.protocol.messages import Key
+from asyncps.roles.coded import CodedKey, CodedRows, Payload
+from asyncps.roles.operation import Operation
+from asyncps.tensor import codecs, dtypes
+from asyncps.tensor.codecs import Codec, Floats, Take
+from asyncps.tensor.feedback import KeyCoder
+from asyncps.tensor.pool import Bytes, SharedPool
+from asyncps_ext import quantize
+from asyncps_ext.seeds import seed_of
+
+if TYPE_CHECKING:
+    from asyncps.roles.plan import KeyInfo, Plan, SlabPlan
+
+_MOST = 1 << 32  # elements of a key: indices are u32
+
+Words = dict[str, Any]  # as `codecs.checked` returns them
+Keys = None | str | list[Key]  # all, a pattern of str keys, or these
+
+
+class Rule:
+    """What was said once: these keys, with this codec."""
+
+    def __init__(self, keys: Keys, words: Words) -> None:
+        self.keys = keys
+        self.words = words
+        self.feedback = bool(words["error_feedback"])
+        self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
+
+    def names(self, key: Key) -> bool:
+        """Tell whether it speaks of a key."""
+        if self.keys is None:
+            return True
+        if isinstance(self.keys, str):
+            return isinstance(key, str) and fnmatchcase(key, self.keys)
+        return any(type(key) is type(one) and key == one for one in self.keys)
+
+
+class Compression:
+    """The rules of one store at one worker, and what each key has not sent.
+
+    Args:
+        rank: This worker's.
+        job: What random places are drawn for: the same at all workers.
+        store: The store's number.
+    """
+
+    def __init__(self, rank: int, job: str, store: int) -> None:
+        self._rank = rank
+        self._seed = (job, store)
+        self._rules: list[Rule] = []
+        self._coders: dict[Key, KeyCoder] = {}
+        self._lock = threading.Lock()  # two threads may push a key for the first time
+
+    def add(self, keys: Keys, words: Words) -> None:
+        """Add a rule; of several that name a key the last one counts.
+
+        What a key has not sent stays, whatever its codec was.
+        """
+        self._rules = [rule for rule in self._rules if rule.keys != keys]
+        self._rules.append(Rule(keys, words))
+
+    def rule_of(self, info: KeyInfo) -> tuple[Rule | None, str]:
+        """Return the rule by which a key is encoded; or None, and why it goes dense."""
+        rule = next((rule for rule in reversed(self._rules) if rule.names(info.key)), None)
+        if rule is None:
+            return None, "no compression is set for it"
+        if info.is_table:
+            return None, "row-sparse"
+        dtype = dtypes.by_name(info.spec.dtype)
+        if dtype.sum != np.float32:
+            return None, f"its dtype is {dtype.name}"
+        if not info.nbytes:
+            return None, "it has no elements"
+        if info.nbytes < rule.words["small_bytes"]:
+            return None, f"smaller than {rule.words['small_bytes']} bytes"
+        if info.nbytes // dtype.itemsize > _MOST:
+            return None, f"more than {_MOST} elements"
+        return rule, ""
+
+    def check_tables(self, infos: Sequence[KeyInfo]) -> None:
+        """Refuse to compress row-sparse keys that were asked for by name.
+
+        Raises:
+            NotYetError: There is one.
+        """
+        for info in infos:
+            if info.is_table and any(
+                rule.keys is not None and rule.names(info.key) for rule in self._rules
+            ):
+                raise NotYetError(
+                    f"compression of row-sparse keys ({info.key!r}) is not there yet")
+
+    def coder(self, info: KeyInfo) -> KeyCoder:
+        """Return what a key is encoded with."""
+        coder = self._coders.get(info.key)
+        if coder is None:
+            with self._lock:
+                made = KeyCoder(info.nbytes // info.dtype.itemsize)
+                coder = self._coders.setdefault(info.key, made)
+        return coder
+
+    def encode(
+        self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool
+    ) -> Coding:
+        """Encode what of a call's values is compressed, in their places.
+
+        Args:
+            plan: Where the keys live.
+            large: Byte views of the large keys' values; those encoded become `CodedKey`.
+            slabs: Gathered rows; those encoded become `CodedRows`.
+            take: Gives memory that stays until the call has ended.
+            pool: Gives memory for less long.
+
+        Raises:
+            TensorError: A value that is NaN or infinite: nothing was encoded, no residual changed.
+        """
+        jobs = [
+            (place, _Large(info, rule, self.coder(info), large[place], pool, self._seed))
+            for place, ((_, info), rule) in enumerate(zip(plan.large, plan.rules, strict=True))
+            if rule is not None
+        ]
+        rows = [
+            (place, _Rows(slab, plan, self, slabs[place]))
+            for place, slab in enumerate(plan.slabs) if slab.rule is not None
+        ]
+        for _, one in jobs:
+            one.check(self._rank)
+        for _, some in rows:
+            some.check(self._rank)
+        coding = Coding()
+        try:
+            for place, one in jobs:
+                large[place] = one.encode(take, coding)
+            for place, some in rows:
+                slabs[place] = some.encode(take, coding, self._seed)
+        except BaseException:
+            coding.put_back()
+            raise
+        return coding
+
+    def report(self, infos: Sequence[KeyInfo]) -> dict[Key, dict[str, Any]]:
+        """Say of each key how it is sent, and what that came to."""
+        found: dict[Key, dict[str, Any]] = {}
+        for info in infos:
+            rule, why = self.rule_of(info)
+            told: dict[str, Any] = {"codec": "dense" if rule is None else rule.codec.name}
+            if rule is None:
+                told["why"] = why
+            else:
+                coder = self._coders.get(info.key)
+                told |= {
+                    "bytes_before": coder.before_bytes if coder else 0,
+                    "bytes_sent": coder.sent_bytes if coder else 0,
+                    "error_norm": coder.error_norm() if coder else 0.0,
+                    "encode_s": coder.encode_s if coder else 0.0,
+                }
+            found[info.key] = told
+        return found
+
+
+class Coding:
+    """What one call has encoded, until it is known that it will be sent."""
+
+    def __init__(self) -> None:
+        self.undo: list[Callable[[], None]] = []
+        self.sent_bytes = 0
+
+    def watch(self, op: Operation) -> None:
+        """Put all back if the call ends before it was given a clock."""
+        op.on_end(lambda ended: None if ended.counted else self.put_back())
+
+    def put_back(self) -> None:
+        """Let the residuals be what they would be without this call."""
+        undo, self.undo = self.undo, []
+        for each in undo:
+            each()
+
+
+class _Large:
+    """A large key of a call."""
+
+    def __init__(
+        self, info: KeyInfo, rule: Rule, coder: KeyCoder, view: memoryview, pool: SharedPool,
+        seed: tuple[str, int],
+    ) -> None:
+        self._info = info
+        self._rule = rule
+        self._coder = coder
+        self._view = view
+        self._pool = pool
+        self._seed = seed
+
+    def check(self, rank: int) -> None:
+        """Refuse a NaN or an infinity."""
+        wide = self._widened()
+        try:
+            _check_finite(_floats(self._view) if wide is None else wide.view(np.float32),
+                          self._info.key, rank)
+        finally:
+            if wide is not None:
+                self._pool.give(wide)
+
+    def encode(self, take: Take, coding: Coding) -> CodedKey:
+        """Encode it."""
+        info, coder, codec = self._info, self._coder, self._rule.codec
+        size = info.dtype.itemsize
+        places = [(piece.start, piece.start + piece.size) for _, piece in info.pieces]
+        pieces = [(begin // size, stop // size) for begin, stop in places]
+        heads, seeds = [0] * len(pieces), [0] * len(pieces)
+        if codec.is_seeded:
+            push = coder.next_push()
+            heads = [seed_of(*self._seed, info.key, push, begin) for begin, _ in pieces]
+            seeds = [seed_of(head, 0) for head in heads]
+        wide = self._widened()
+        try:
+            g = _floats(self._view) if wide is None else wide.view(np.float32)
+            payloads = coder.encode(codec, g, info.nbytes, pieces, take, seeds,
+                                    feedback=self._rule.feedback)
+        finally:
+            if wide is not None:
+                self._pool.give(wide)
+        coding.undo.append(partial(coder.put_back, codec, info.nbytes, pieces, payloads, seeds))
+        coding.sent_bytes += sum(payload.nbytes for payload in payloads)
+        return CodedKey({
+            begin: Payload(codec.head(stop - start, head), payload.data)
+            for (begin, _), (start, stop), head, payload in zip(
+                places, pieces, heads, payloads, strict=True)
+        })
+
+    def _widened(self) -> Bytes | None:
+        """Return an f16 or bf16 value as f32, in memory of the pool; None for f32."""
+        dtype = dtypes.by_name(self._info.spec.dtype)
+        if dtype.widen is None:
+            return None
+        wide = self._pool.take(len(self._view) // dtype.itemsize * 4)
+        dtype.widen(wide.view(np.float32), np.frombuffer(self._view, np.uint16))
+        return wide
+
+
+class _Rows:
+    """The keys of a call that live in one slab and have one rule."""
+
+    def __init__(self, slab: SlabPlan, plan: Plan, owner: Compression, rows: Bytes) -> None:
+        assert slab.rule is not None
+        self._slab = slab
+        self._infos = [plan.infos[index] for index in slab.indices]
+        self._coders = [owner.coder(info) for info in self._infos]
+        self._codec: Codec = slab.rule.codec
+        self._feedback = slab.rule.feedback
+        dtype = dtypes.by_name(self._infos[0].spec.dtype)
+        self._g: Floats = rows.view(np.float32) if dtype.widen is None else np.empty(
+            rows.nbytes // dtype.itemsize, np.float32)
+        if dtype.widen is not None:
+            dtype.widen(self._g, rows.view(np.uint16))
+        self._counts = [info.nbytes // dtype.itemsize for info in self._infos]
+
+    def check(self, rank: int) -> None:
+        """Refuse a NaN or an infinity."""
+        if quantize.count_nonfinite(self._g):
+            for info, row in zip(self._infos, self._rows(), strict=True):
+                _check_finite(row, info.key, rank)
+
+    def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
+        """Encode them, one behind the other."""
+        codec, slab = self._codec, self._slab
+        frame = 0
+        seeds = [0] * len(self._coders)
+        if codec.is_seeded:
+            push = max(coder.next_push() for coder in self._coders)
+            frame = seed_of(*seed, slab.unit.number, push)
+            seeds = [seed_of(frame, row) for row in slab.rows]
+        payloads: list[Bytes] = []
+        for info, coder, g, own in zip(
+            self._infos, self._coders, self._rows(), seeds, strict=True
+        ):
+            pieces = ((0, g.size),)
+            (payload,) = coder.encode(codec, g, info.nbytes, pieces, _new, (own,),
+                                      feedback=self._feedback)
+            coding.undo.append(
+                partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,))
+            )
+            payloads.append(payload)
+        room = take(sum(payload.nbytes for payload in payloads))
+        np.concatenate(payloads, out=room)
+        coding.sent_bytes += room.nbytes
+        return CodedRows(codec, self._counts, payloads, room, frame)
+
+    def _rows(self) -> list[Floats]:
+        found, begin = [], 0
+        for count in self._counts:
+            found.append(self._g[begin : begin + count])
+            begin += count
+        return found
+
+
+def _new(size: int) -> Bytes:
+    return np.empty(size, np.uint8)
+
+
+def _floats(view: memoryview) -> Floats:
+    return np.frombuffer(view, np.float32)
+
+
+def _check_finite(g: Floats, key: Key, rank: int) -> None:
+    bad = quantize.count_nonfinite(g)
+    if bad:
+        at = quantize.first_nonfinite(g)
+        raise TensorError("a gradient that is to be compressed is not finite", key=key, rank=rank,
+                          expected="no NaN and no infinity",
+                          got=f"{bad} of {g.size} values, the first at {at}: {g[at]}")

@@ -1,0 +1,129 @@
+"""What users say of compression, checked: a type and its options, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from asyncps.errors import ConfigError, NotYetError, shown
+from asyncps.tensor.codecs.base import Codec
+from asyncps.tensor.codecs.bits import BF16, F16, Int8, OneBit, Sign, TwoBit
+from asyncps.tensor.codecs.sparse import RandomK, Threshold, TopK
+
+KINDS: dict[str, type[Codec]] = {
+    kind.name: kind
+    for kind in (F16, BF16, Int8, OneBit, TwoBit, Sign, TopK, Threshold, RandomK)
+}
+BY_NUMBER: dict[int, type[Codec]] = {kind.number: kind for kind in KINDS.values()}
+
+_LATER_TYPES = ("dgc", "powersgd")
+# Options that every type takes, and those whose only value so far is the default.
+_COMMON = ("type", "error_feedback", "small_bytes")
+_LATER_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "pull": (None, False), "nonfinite": ("error",), "lr_scaled": (False,),
+}
+
+
+def checked(spec: object) -> dict[str, Any]:
+    """Return what a user says of a codec, checked and complete: every option of its type.
+
+    Args:
+        spec: A map such as {"type": "2bit", "threshold": 0.5}.
+
+    Raises:
+        ConfigError: An unknown type or option, or a value that cannot be right; it lists the known.
+        NotYetError: A documented type or option that is not there yet.
+    """
+    if not isinstance(spec, Mapping):
+        raise ConfigError("a compression is a map", expected='such as {"type": "2bit"}',
+                          got=shown(spec))
+    name = spec.get("type")
+    if isinstance(name, str) and name in _LATER_TYPES:
+        raise NotYetError(f"compression of type {name} is not there yet")
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ConfigError("unknown type of compression", expected=", ".join(KINDS),
+                          got=shown(name))
+    known = [*_COMMON, *kind.options]
+    for option, value in spec.items():
+        if option in _LATER_OPTIONS:
+            if not any(value is now or value == now for now in _LATER_OPTIONS[option]):
+                raise NotYetError(f"{option}={shown(value)} of a compression is not there yet")
+        elif option not in known:
+            raise ConfigError(f"unknown option of compression {kind.name}",
+                              expected=", ".join(known), got=shown(option))
+    found: dict[str, Any] = {
+        "type": kind.name,
+        "error_feedback": _truth(spec.get("error_feedback", True)),
+        "small_bytes": _size(spec.get("small_bytes", kind.small_bytes)),
+    }
+    for option, default in kind.options.items():
+        found[option] = _CHECKS[option](kind, spec.get(option, default))
+    return found
+
+
+def made(words: Mapping[str, Any]) -> Codec:
+    """Return the codec of what `checked` has returned."""
+    return KINDS[words["type"]].made(dict(words))
+
+
+def _truth(value: object) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ConfigError("error_feedback is True or False", got=shown(value))
+    return bool(value)
+
+
+def _size(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not (
+        0 <= value < 1 << 62
+    ):
+        raise ConfigError("small_bytes is a number of bytes, 0 or more", got=shown(value))
+    return int(value)
+
+
+def _number(value: object) -> float:
+    """Return a finite float32 as float; NaN for anything else."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(
+        value, (int, float, np.integer, np.floating)
+    ):
+        return math.nan
+    try:
+        with np.errstate(all="ignore"):
+            rounded = float(np.float32(float(value)))
+    except OverflowError:
+        return math.nan
+    return rounded if math.isfinite(rounded) else math.nan
+
+
+def _threshold(kind: type[Codec], value: object) -> float:
+    number = _number(value)
+    if kind is OneBit and not math.isnan(number):
+        return number
+    if kind is TwoBit and number > 0:
+        return number
+    if kind is Threshold and number >= 0:
+        return number
+    least = {TwoBit: "a finite number above 0", Threshold: "a finite number of 0 or more"}
+    raise ConfigError(f"threshold of compression {kind.name}",
+                      expected=least.get(kind, "a finite number"), got=shown(value))
+
+
+def _ratio(kind: type[Codec], value: object) -> float:
+    number = float(value) if isinstance(value, (int, float, np.floating)) else math.nan
+    if isinstance(value, bool) or not 0 < number <= 1:
+        raise ConfigError(f"ratio of compression {kind.name}",
+                          expected="a number above 0, at most 1", got=shown(value))
+    return number
+
+
+def _values(kind: type[Codec], value: object) -> str:
+    if not isinstance(value, str) or value not in ("f32", "f16"):
+        raise ConfigError(f"values of compression {kind.name}", expected="f32 or f16",
+                          got=shown(value))
+    return str(value)
+
+
+_CHECKS = {"threshold": _threshold, "ratio": _ratio, "values": _values}

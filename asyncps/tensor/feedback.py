@@ -1,0 +1,101 @@
+"""Error feedback: what of a key was not sent yet is added to what comes next.
+
+x = g + e is encoded, and e' = x - D(sent) is kept, in float32. So all that was sent and what is
+kept come to the sum of all gradients.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from asyncps.tensor.codecs import Codec, Floats, Pieces, Take
+from asyncps.tensor.pool import Bytes
+
+_BLOCK = 1 << 18  # elements whose squares are added at once
+
+class KeyCoder:
+    """One key at one worker: what it has not sent, whatever its codec, and what it has.
+
+    Args:
+        size: Its elements.
+
+    Attributes:
+        residual: What was not sent, float32[size]; None before the first push, and without
+            feedback.
+        pushes: How often it was encoded.
+        before_bytes: Of the values that were encoded, as the key stores them.
+        sent_bytes: Of what they became.
+        encode_s: Seconds that it took.
+    """
+
+    __slots__ = (
+        "_lock", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes", "size",
+    )
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.residual: Floats | None = None
+        self.pushes = 0
+        self.before_bytes = 0
+        self.sent_bytes = 0
+        self.encode_s = 0.0
+        self._lock = threading.Lock()  # two threads may push one key
+
+    def encode(
+        self, codec: Codec, g: Floats, nbytes: int, pieces: Pieces, take: Take,
+        seeds: Sequence[int], *, feedback: bool = True,
+    ) -> list[Bytes]:
+        """Return what is sent, a payload a piece; see `Codec.encode`.
+
+        Args:
+            codec: How it is sent.
+            g: float32[size], finite; only read.
+            nbytes: Of the value as the key stores it.
+            pieces, take, seeds: As `Codec.encode` has them.
+            feedback: Whether what is not sent is kept; else it is dropped, that of earlier pushes
+                too.
+        """
+        with self._lock:
+            began = time.perf_counter()
+            if not feedback:
+                self.residual = None
+            elif self.residual is None:
+                self.residual = np.zeros(self.size, np.float32)
+            payloads = codec.encode(g, self.residual, pieces, take, seeds)
+            self.before_bytes += nbytes
+            self.sent_bytes += sum(payload.nbytes for payload in payloads)
+            self.encode_s += time.perf_counter() - began
+            return payloads
+
+    def put_back(
+        self, codec: Codec, nbytes: int, pieces: Pieces, payloads: Sequence[Bytes],
+        seeds: Sequence[int],
+    ) -> None:
+        """Take note that these will not be sent: their values are kept, as if never encoded."""
+        with self._lock:
+            self.before_bytes -= nbytes
+            self.sent_bytes -= sum(payload.nbytes for payload in payloads)
+            if self.residual is None:
+                return
+            for (begin, stop), payload, seed in zip(pieces, payloads, seeds, strict=True):
+                codec.add(self.residual[begin:stop], payload, seed)
+
+    def next_push(self) -> int:
+        """Return the number of a push, from 1, for seeds."""
+        with self._lock:
+            self.pushes += 1
+            return self.pushes
+
+    def error_norm(self) -> float:
+        """Return the l2 norm of what was not sent."""
+        with self._lock:
+            if self.residual is None:
+                return 0.0
+            blocks = (self.residual[at : at + _BLOCK] for at in range(0, self.size, _BLOCK))
+            return math.sqrt(sum(float(np.square(block, dtype=np.float64).sum())
+                                 for block in blocks))

@@ -1,0 +1,65 @@
+"""Connections cut in the middle of encoded pushes: the same bytes are sent again and count once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncps.kvstore import AsyncKVStore
+from tests.faults.proxied import proxied
+from tests.faults.test_cuts import cuts_of
+
+SIZES = {"large": 70_000, "small": 300, "less": 11, "chunk": 10_000}
+SPECS: list[dict[str, Any]] = [
+    {"type": "2bit", "threshold": 1.0}, {"type": "f16"}, {"type": "topk", "ratio": 0.1},
+    {"type": "threshold", "threshold": 2.5}, {"type": "randomk"}, {"type": "onebit"},
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["type"])
+@pytest.mark.parametrize("type", ["dist_sync", "dist_async"])
+async def test_cuts_at_random_places_lose_and_double_nothing(
+    spec: dict[str, Any], type: str
+) -> None:
+    chance = random.Random(str(spec))
+    order = chance.choice(["arrival", "rank"])
+    names = list(SIZES)
+    async with proxied(servers=2, type=type, order=order, chunk_bytes=65536) as cluster:
+
+        async def prepare(store: AsyncKVStore) -> None:
+            await store.init(names, [np.zeros(size, "f4") for size in SIZES.values()])
+            await store.set_gradient_compression({**spec, "small_bytes": 0})
+            await store.set_optimizer("test")
+
+        await cluster.all(prepare)
+        totals = {name: np.zeros(size) for name, size in SIZES.items()}
+        proxies = [proxy for member in cluster.members for proxy in member.data]
+
+        async def push(store: AsyncKVStore, step: int) -> None:
+            numbers = np.random.default_rng([store.rank, step])
+            values = [numbers.integers(-3, 4, size).astype("f4") for size in SIZES.values()]
+            for name, value in zip(names, values, strict=True):
+                totals[name] += value
+            if (store.rank + step) % 2:
+                await (await store.push(names, values))
+            else:
+                await store.pushpull(names, values)
+
+        for step in range(6):
+            for proxy in proxies:
+                proxy.cut_after(chance.randint(1, 60_000), chance.choice(["up", "down"]),
+                                reset=chance.random() < 0.3)
+            async with asyncio.timeout(20.0):
+                await cluster.all(lambda store, step=step: push(store, step))
+        await cluster.all(lambda store: store.barrier())
+        assert cuts_of(cluster) > 0
+        for name in names:
+            for member in cluster.members:
+                compression = member.store._core.client.compression
+                totals[name] -= compression._coders[name].residual
+            for got in await cluster.all(lambda store, name=name: store.pull(name)):
+                assert np.allclose(got, totals[name], atol=1e-4), name

@@ -336,7 +336,8 @@ class Core(RowCalls):
         compression = self.client.compression
         assert compression is not None
         coding = compression.encode(
-            call.plan, outgoing.large, outgoing.slabs, outgoing.take, self.client.pool
+            call.plan, outgoing.large, outgoing.slabs, outgoing.take, self.client.pool,
+            lent=call.op.lent,
         )
         outgoing.copied_bytes += coding.sent_bytes
         call.op.on_success(outgoing.release)

@@ -22,7 +22,7 @@ from asyncps.errors import (
     is_text,
     shown,
 )
-from asyncps.roles.coded import CodedKey, CodedRows
+from asyncps.roles.coded import Coded, CodedRows
 from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
 from asyncps.state.openings import MAX_NAME
 from asyncps.tensor import dtypes
@@ -272,7 +272,7 @@ class Outgoing:
         self.slabs: list[Bytes | CodedRows] = [
             self._gather(slab, plan, values) for slab in plan.slabs
         ]
-        self.large: list[memoryview | CodedKey] = []
+        self.large: list[memoryview | Coded] = []
         for index, info in plan.empty:
             check(merged(values[index], info.key), info)
         arrays = [check(merged(values[index], info.key), info) for index, info in plan.large]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from asyncps.errors import AsyncPSError, ClosedError, ClusterError, TensorError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
 from asyncps.protocol.messages import AnyMessage, KeySpec, StoreConfig
-from asyncps.roles.coded import CodedKey, CodedRows, Payload
+from asyncps.roles.coded import Coded, CodedRows, LazyKey, Payload
 from asyncps.roles.directory import Directory
 from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
@@ -27,6 +27,7 @@ from asyncps.roles.joining import joined_error
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, RemoteUnit, SlabPlan
 from asyncps.roles.remotetable import HeldRows, post_rows
+from asyncps.roles.staging import Staging
 from asyncps.state.requests import Step
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
 from asyncps.transport.link import Link
@@ -72,6 +73,7 @@ class Client(Directory):
         self.joining: asyncio.Future[int] | None = None  # this worker has joined, all have not
         self.given_up: asyncio.Future[int] | None = None  # a join whose end nobody has heard
         self.joins = 0  # how often all have
+        self.staging = Staging()
         self._now = now
 
     # ---- verbs, on the loop ----
@@ -80,7 +82,7 @@ class Client(Directory):
         self,
         op: Operation,
         plan: Plan,
-        values: Sequence[memoryview | CodedKey] | None,
+        values: Sequence[memoryview | Coded] | None,
         slabs: Sequence[Bytes | CodedRows] | None,
         outs: Sequence[memoryview] | None,
         rows: Sequence[Sequence[Any]] | None,
@@ -113,6 +115,21 @@ class Client(Directory):
             op.counted = True
             self.pushes.add(op)
             op.on_end(self._pushed)
+        walk = self._walk(op, kind, plan, values, slabs, outs, rows, priority)
+        if self.staging.concerns(plan) or (
+            plan.coded and values is not None and any(type(each) is LazyKey for each in values)
+        ):
+            self.staging.add(op, plan, walk)
+        else:
+            for _ in walk:
+                pass
+
+    def _walk(
+        self, op: Operation, kind: int, plan: Plan, values: Sequence[memoryview | Coded] | None,
+        slabs: Sequence[Bytes | CodedRows] | None, outs: Sequence[memoryview] | None,
+        rows: Sequence[Sequence[Any]] | None, priority: int,
+    ) -> Iterator[None]:
+        """Send all of a call; stops behind each chunk that it has encoded."""
         for place, (_, info) in enumerate(plan.large):
             value = None if values is None else values[place]
             out = None if outs is None else outs[place]
@@ -124,6 +141,8 @@ class Client(Directory):
                     None if out is None else out[begin:end],
                     None, priority,
                 )
+                if type(value) is LazyKey:
+                    yield
         for place, slab in enumerate(plan.slabs):
             self._send_slab(
                 op, kind, slab, None if slabs is None else slabs[place],

@@ -6,7 +6,7 @@ out is a `Payload` instead of a view of the caller's memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,33 @@ class CodedKey:
 
     def __getitem__(self, values: slice) -> Payload:
         return self._parts[values.start]
+
+
+class LazyKey:
+    """A large key whose chunks are encoded when they are asked for, each once.
+
+    Args:
+        places: The first byte of each chunk's values, and its place.
+        head: Of a chunk, by its place: see docs/wire.md.
+        encode: Encodes a chunk, by its place.
+    """
+
+    __slots__ = ("_encode", "_head", "_places")
+
+    def __init__(
+        self, places: dict[int, int], head: Callable[[int], bytes],
+        encode: Callable[[int], Bytes],
+    ) -> None:
+        self._places = places
+        self._head = head
+        self._encode = encode
+
+    def __getitem__(self, values: slice) -> Payload:
+        place = self._places[values.start]
+        return Payload(self._head(place), self._encode(place).data)
+
+
+Coded = CodedKey | LazyKey
 
 
 class CodedRows:

@@ -16,10 +16,10 @@ import numpy as np
 
 from asyncps.errors import NotYetError, TensorError
 from asyncps.protocol.messages import Key
-from asyncps.roles.coded import CodedKey, CodedRows, Payload
+from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.operation import Operation
 from asyncps.tensor import codecs, dtypes
-from asyncps.tensor.codecs import Codec, Floats, Take
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps_ext import quantize
@@ -117,16 +117,20 @@ class Compression:
         return coder
 
     def encode(
-        self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool
+        self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool, *,
+        lent: bool = False,
     ) -> Coding:
         """Encode what of a call's values is compressed, in their places.
 
         Args:
             plan: Where the keys live.
-            large: Byte views of the large keys' values; those encoded become `CodedKey`.
+            large: Byte views of the large keys' values; those encoded become `CodedKey`, those that
+                will be as they are sent `LazyKey`.
             slabs: Gathered rows; those encoded become `CodedRows`.
             take: Gives memory that stays until the call has ended.
             pool: Gives memory for less long.
+            lent: The values stay as they are until the call has ended, so that a chunk can be
+                encoded when it is sent.
 
         Raises:
             TensorError: A value that is NaN or infinite: nothing was encoded, no residual changed.
@@ -147,7 +151,10 @@ class Compression:
         coding = Coding()
         try:
             for place, one in jobs:
-                large[place] = one.encode(take, coding)
+                large[place] = (
+                    one.later(take, coding) if lent and isinstance(one.codec, Elementwise)
+                    else one.encode(take, coding)
+                )
             for place, some in rows:
                 slabs[place] = some.encode(take, coding, self._seed)
         except BaseException:
@@ -200,6 +207,7 @@ class _Large:
         self, info: KeyInfo, rule: Rule, coder: KeyCoder, view: memoryview, pool: SharedPool,
         seed: tuple[str, int],
     ) -> None:
+        self.codec = rule.codec
         self._info = info
         self._rule = rule
         self._coder = coder
@@ -219,7 +227,7 @@ class _Large:
 
     def encode(self, take: Take, coding: Coding) -> CodedKey:
         """Encode it."""
-        info, coder, codec = self._info, self._coder, self._rule.codec
+        info, coder, codec = self._info, self._coder, self.codec
         size = info.dtype.itemsize
         places = [(piece.start, piece.start + piece.size) for _, piece in info.pieces]
         pieces = [(begin // size, stop // size) for begin, stop in places]
@@ -244,13 +252,42 @@ class _Large:
                 places, pieces, heads, payloads, strict=True)
         })
 
-    def _widened(self) -> Bytes | None:
-        """Return an f16 or bf16 value as f32, in memory of the pool; None for f32."""
+    def later(self, take: Take, coding: Coding) -> LazyKey:
+        """Take memory for what it becomes, and encode each chunk when it is sent.
+
+        Nothing can refuse a chunk any more then, so there is nothing to put back.
+        """
+        info, codec = self._info, self.codec
+        assert isinstance(codec, Elementwise)
+        size = info.dtype.itemsize
+        pieces = [(piece.start, piece.start + piece.size) for _, piece in info.pieces]
+        counts = [(stop - begin) // size for begin, stop in pieces]
+        payloads = cut_room(take, [codec.nbytes(count) or 0 for count in counts])
+        coding.sent_bytes += sum(payload.nbytes for payload in payloads)
+
+        def encode(place: int) -> Bytes:
+            begin, stop = pieces[place]
+            wide = self._widened(begin, stop)
+            try:
+                g = _floats(self._view[begin:stop]) if wide is None else wide.view(np.float32)
+                self._coder.encode_piece(codec, g, begin // size, stop - begin, payloads[place],
+                                         feedback=self._rule.feedback)
+            finally:
+                if wide is not None:
+                    self._pool.give(wide)
+            return payloads[place]
+
+        return LazyKey({begin: place for place, (begin, _) in enumerate(pieces)},
+                       lambda place: codec.head(counts[place], 0), encode)
+
+    def _widened(self, begin: int = 0, stop: int | None = None) -> Bytes | None:
+        """Return bytes of an f16 or bf16 value as f32, in memory of the pool; None for f32."""
         dtype = dtypes.by_name(self._info.spec.dtype)
         if dtype.widen is None:
             return None
-        wide = self._pool.take(len(self._view) // dtype.itemsize * 4)
-        dtype.widen(wide.view(np.float32), np.frombuffer(self._view, np.uint16))
+        view = self._view[begin:stop]
+        wide = self._pool.take(len(view) // dtype.itemsize * 4)
+        dtype.widen(wide.view(np.float32), np.frombuffer(view, np.uint16))
         return wide
 
 

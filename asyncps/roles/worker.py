@@ -286,6 +286,8 @@ class Worker:
         What was pushed stays counted; only the answers find nobody.
         """
         error = ClosedError("its caller gave up waiting")
+        for client in self.clients.values():
+            client.staging.finish()
         op.fail(error)
         op.observed = True
         for client in self.clients.values():
@@ -323,6 +325,7 @@ class Worker:
         A pushpull is answered only when its round is complete. But a question that goes behind it
         is answered as soon as all before it was taken.
         """
+        client.staging.finish()
         for op in list(client.pushes):
             if op.verb != "pushpull":
                 await op.end()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncps.tensor.codecs import Codec, Floats, Pieces, Take
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Pieces, Take
 from asyncps.tensor.pool import Bytes
 
 _BLOCK = 1 << 18  # elements whose squares are added at once
@@ -71,6 +71,30 @@ class KeyCoder:
             self.sent_bytes += sum(payload.nbytes for payload in payloads)
             self.encode_s += time.perf_counter() - began
             return payloads
+
+    def encode_piece(
+        self, codec: Elementwise, g: Floats, begin: int, nbytes: int, payload: Bytes, *,
+        feedback: bool = True,
+    ) -> None:
+        """Encode some elements, the first of which is the key's `begin`th, into `payload`.
+
+        Args:
+            codec, g, feedback: As `encode` has them; of these elements.
+            begin: Where they are in the key.
+            nbytes: Of their values as the key stores them.
+            payload: As many bytes as the codec says.
+        """
+        with self._lock:
+            began = time.perf_counter()
+            if not feedback:
+                self.residual = None
+            elif self.residual is None:
+                self.residual = np.zeros(self.size, np.float32)
+            kept = None if self.residual is None else self.residual[begin : begin + g.size]
+            codec.write(payload, kept, g)
+            self.before_bytes += nbytes
+            self.sent_bytes += payload.nbytes
+            self.encode_s += time.perf_counter() - began
 
     def put_back(
         self, codec: Codec, nbytes: int, pieces: Pieces, payloads: Sequence[Bytes],

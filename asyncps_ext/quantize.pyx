@@ -5,50 +5,12 @@
 
 cimport numpy as cnp
 from libc.math cimport isfinite
-from libc.stdint cimport int8_t, uint8_t
+from libc.stdint cimport uint8_t
 
 from asyncps_ext.types cimport (
     GIL_FREE_BYTES, I8, U8, check_apart, check_array, check_dtype, check_like, data, dtype_of,
     length, variant_of,
 )
-
-cdef extern from "quantize_kernels.h" nogil:
-    enum:
-        APS_BLOCK
-    ctypedef float aps_f32
-    ctypedef int8_t aps_i8
-    ctypedef Py_ssize_t (*aps_scan)(const aps_f32 *x, Py_ssize_t n) noexcept
-    ctypedef void (*aps_encode)(
-        uint8_t *payload, aps_f32 *residual, const aps_f32 *g, float value, Py_ssize_t n
-    ) noexcept
-    ctypedef void (*aps_decode)(
-        aps_f32 *out, const uint8_t *payload, float value, Py_ssize_t n
-    ) noexcept
-    ctypedef double (*aps_prepare)(aps_f32 *residual, const aps_f32 *g, Py_ssize_t n) noexcept
-    ctypedef void (*aps_encode_blocks)(
-        aps_i8 *payload, aps_f32 *scales, aps_f32 *residual, const aps_f32 *g, Py_ssize_t n
-    ) noexcept
-    ctypedef void (*aps_decode_blocks)(
-        aps_f32 *out, const aps_i8 *payload, const aps_f32 *scales, Py_ssize_t n
-    ) noexcept
-    ctypedef struct aps_quantize_table:
-        const char *name
-        aps_scan count_nonfinite
-        aps_scan first_nonfinite
-        aps_encode encode_2bit
-        aps_encode encode_1bit
-        aps_encode encode_onebit
-        aps_encode encode_f16
-        aps_encode encode_bf16
-        aps_decode decode_2bit
-        aps_decode add_2bit
-        aps_decode decode_signs
-        aps_decode add_signs
-        aps_prepare onebit_prepare
-        aps_encode_blocks encode_int8
-        aps_decode_blocks decode_int8
-        aps_decode_blocks add_int8
-    const aps_quantize_table *aps_quantize_table_at(int i) noexcept
 
 cnp.import_array()
 
@@ -166,27 +128,46 @@ cdef int decode(
     return 0
 
 
-cdef Py_ssize_t scan(aps_scan kernel, object x) except -2:
+cdef Py_ssize_t scan(aps_scan kernel, object x, object residual) except -2:
     check_floats(x, "x", False)
+    if residual is not None:
+        check_floats(residual, "residual", False)
+        check_like(residual, "residual", x, "x")
     cdef const aps_f32 *from_ = floats_of(x)
+    cdef const aps_f32 *and_ = NULL if residual is None else floats_of(residual)
     cdef Py_ssize_t n = length(x)
     cdef Py_ssize_t found
     if 4 * n < GIL_FREE_BYTES:
-        found = kernel(from_, n)
+        found = kernel(from_, and_, n)
     else:
         with nogil:
-            found = kernel(from_, n)
+            found = kernel(from_, and_, n)
     return found
 
 
-def count_nonfinite(x):
-    """How many values are NaN or infinite."""
-    return scan(table.count_nonfinite, x)
+def count_nonfinite(x, residual=None):
+    """How many values of x, or of x + residual, are NaN or infinite."""
+    return scan(table.count_nonfinite, x, residual)
 
 
-def first_nonfinite(x):
-    """Index of the first value that is NaN or infinite, or -1."""
-    return scan(table.first_nonfinite, x)
+def first_nonfinite(x, residual=None):
+    """Index of the first value of x, or of x + residual, that is NaN or infinite, or -1."""
+    return scan(table.first_nonfinite, x, residual)
+
+
+def largest(x):
+    """The largest magnitude: nan where there is a NaN, 0.0 of nothing."""
+    check_floats(x, "x", False)
+    cdef const aps_f32 *from_ = floats_of(x)
+    cdef Py_ssize_t n = length(x)
+    cdef aps_measure kernel = table.largest
+    cdef float most
+    if 4 * n < GIL_FREE_BYTES:
+        most = kernel(from_, n)
+    else:
+        with nogil:
+            most = kernel(from_, n)
+    return most
 
 
 def encode_2bit(payload, residual, g, double threshold):

@@ -11,7 +11,8 @@
 
 #include "halves.h"
 
-typedef ptrdiff_t (*aps_scan)(const aps_f32 *x, ptrdiff_t n);
+typedef ptrdiff_t (*aps_scan)(const aps_f32 *x, const aps_f32 *residual, ptrdiff_t n);
+typedef float (*aps_measure)(const aps_f32 *x, ptrdiff_t n);
 typedef void (*aps_encode)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g, float value,
                            ptrdiff_t n);
 typedef void (*aps_decode)(aps_f32 *out, const uint8_t *payload, float value, ptrdiff_t n);
@@ -24,6 +25,7 @@ typedef void (*aps_decode_blocks)(aps_f32 *out, const aps_i8 *payload, const aps
 typedef struct {
     const char *name;
     aps_scan count_nonfinite, first_nonfinite;
+    aps_measure largest;
     aps_encode encode_2bit, encode_1bit, encode_onebit, encode_f16, encode_bf16;
     aps_decode decode_2bit, add_2bit, decode_signs, add_signs;
     aps_prepare onebit_prepare;
@@ -41,14 +43,9 @@ typedef struct {
 
 enum { APS_DECODE, APS_ADD };
 
-/* The residual is read and written, or there is none: each loop is compiled for both. */
-#define APS_BOTH(name, residual, ...)                 \
-    do {                                              \
-        if ((residual) != NULL)                       \
-            APS_FN(name)(__VA_ARGS__, 1);             \
-        else                                          \
-            APS_FN(name)(__VA_ARGS__, 0);             \
-    } while (0)
+/* There is a residual or none: each loop is compiled for both. */
+#define APS_BOTH(name, residual, ...) \
+    ((residual) != NULL ? APS_FN(name)(__VA_ARGS__, 1) : APS_FN(name)(__VA_ARGS__, 0))
 
 #define APS_TARGET
 #define APS_FN(name) APS_JOIN(aps_baseline_, name)
@@ -56,6 +53,7 @@ enum { APS_DECODE, APS_ADD };
 #define APS_VECTORS 0
 #include "quantize_bits.h"
 #include "quantize_values.h"
+#include "quantize_scan.h"
 #include "quantize_variant.h"
 #undef APS_TARGET
 #undef APS_FN
@@ -69,6 +67,7 @@ enum { APS_DECODE, APS_ADD };
 #define APS_VECTORS 1
 #include "quantize_bits.h"
 #include "quantize_values.h"
+#include "quantize_scan.h"
 #include "quantize_variant.h"
 #undef APS_TARGET
 #undef APS_FN

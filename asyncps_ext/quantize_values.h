@@ -1,5 +1,5 @@
-/* The loops of int8 blocks, f16 and bf16 with what is kept, and the scan for what is not finite;
- * included once for each variant by quantize_kernels.h behind quantize_bits.h.
+/* The loops of int8 blocks, and of f16 and bf16 with what is kept; included once for each variant by
+ * quantize_kernels.h behind quantize_bits.h.
  */
 
 /* ---- int8: 256 values share a scale, the largest magnitude / 127 */
@@ -252,58 +252,3 @@ APS_TARGET static void APS_FN(encode_bf16)(uint8_t *payload, aps_f32 *residual, 
     (void)unused;
     APS_BOTH(encode_bf16_loop, residual, payload, residual, g, n);
 }
-
-/* ---- NaN and infinities, in strips whose counts fit 32 bits and which the caches keep */
-
-APS_TARGET static APS_INLINE uint32_t APS_FN(count_strip)(const aps_f32 *x, ptrdiff_t n)
-{
-    const aps_u32 *bits = (const aps_u32 *)(const void *)x;
-    uint32_t count = 0;
-    ptrdiff_t i = 0;
-#if APS_VECTORS
-    /* four sums at once: one would wait for itself */
-    const __m256i high = _mm256_set1_epi32(APS_NONFINITE);
-    __m256i sums[4];
-    for (int k = 0; k < 4; k++)
-        sums[k] = _mm256_setzero_si256();
-    for (; i + 32 <= n; i += 32)
-        for (int k = 0; k < 4; k++) {
-            const void *at = bits + i + 8 * k;
-            const __m256i top = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)at), high);
-            sums[k] = _mm256_sub_epi32(sums[k], _mm256_cmpeq_epi32(top, high));
-        }
-    uint32_t each[8];
-    _mm256_storeu_si256((__m256i *)(void *)each,
-                        _mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]),
-                                         _mm256_add_epi32(sums[2], sums[3])));
-    for (int k = 0; k < 8; k++)
-        count += each[k];
-#endif
-    for (; i < n; i++)
-        count += (bits[i] & APS_NONFINITE) == APS_NONFINITE;
-    return count;
-}
-
-#define APS_SCAN 4096
-
-APS_TARGET static ptrdiff_t APS_FN(count_nonfinite)(const aps_f32 *x, ptrdiff_t n)
-{
-    ptrdiff_t count = 0;
-    for (ptrdiff_t i = 0; i < n; i += APS_SCAN)
-        count += APS_FN(count_strip)(x + i, n - i < APS_SCAN ? n - i : APS_SCAN);
-    return count;
-}
-
-APS_TARGET static ptrdiff_t APS_FN(first_nonfinite)(const aps_f32 *x, ptrdiff_t n)
-{
-    for (ptrdiff_t i = 0; i < n; i += APS_SCAN) {
-        const ptrdiff_t end = n - i < APS_SCAN ? n : i + APS_SCAN;
-        if (APS_FN(count_strip)(x + i, end - i) == 0)
-            continue;
-        for (ptrdiff_t j = i; j < end; j++)
-            if ((aps_f32_bits(x[j]) & APS_NONFINITE) == APS_NONFINITE)
-                return j;
-    }
-    return -1;
-}
-#undef APS_SCAN

@@ -2,7 +2,7 @@
 
 static const aps_quantize_table APS_FN(table) = {
     APS_VARIANT,
-    APS_FN(count_nonfinite), APS_FN(first_nonfinite),
+    APS_FN(count_nonfinite), APS_FN(first_nonfinite), APS_FN(largest),
     APS_FN(encode_2bit), APS_FN(encode_1bit), APS_FN(encode_onebit),
     APS_FN(encode_f16), APS_FN(encode_bf16),
     APS_FN(decode_2bit), APS_FN(add_2bit), APS_FN(decode_signs), APS_FN(add_signs),

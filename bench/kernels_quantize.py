@@ -117,11 +117,19 @@ class Gradients:
         harness.require(np.array_equal(self.residual, g - signs), "encode_onebit: what is kept")
 
     def check_scan(self) -> None:
-        """Nothing is found, then one NaN."""
-        self.out[:] = self.g
-        harness.require(self.body.count_nonfinite(self.out) == 0, "count_nonfinite")
-        self.out[-1] = np.nan
-        harness.require(self.body.count_nonfinite(self.out) == 1, "count_nonfinite of a NaN")
+        """Nothing is found, then a NaN; a sum that is infinite; the largest magnitude."""
+        body, out, residual = self.body, self.out, self.residual
+        out[:] = self.g
+        residual[:] = 0
+        most = float(np.abs(out).max())
+        harness.require(body.largest(out) == most, "largest")
+        harness.require(body.count_nonfinite(out) == 0, "count_nonfinite")
+        harness.require(body.count_nonfinite(out, residual) == 0, "count_nonfinite of sums")
+        out[-1] = residual[-1] = 3e38
+        harness.require(body.count_nonfinite(out) == 0, "count_nonfinite")
+        harness.require(body.count_nonfinite(out, residual) == 1, "count_nonfinite of sums")
+        out[-1], residual[-1] = np.nan, 0
+        harness.require(body.count_nonfinite(out) == 1, "count_nonfinite of a NaN")
 
 
 def quantize_ops(body: ModuleType, n: int) -> Ops:
@@ -131,7 +139,11 @@ def quantize_ops(body: ModuleType, n: int) -> Ops:
     """
     at = Gradients(body, n)
     g, residual, one = at.g, at.residual, at.one
-    ops: Ops = {"count_nonfinite": (lambda: body.count_nonfinite(g), at.check_scan, 4 * n)}
+    ops: Ops = {
+        "count_nonfinite": (lambda: body.count_nonfinite(g), at.check_scan, 4 * n),
+        "count_nonfinite_sum": (lambda: body.count_nonfinite(g, residual), at.check_scan, 8 * n),
+        "largest": (lambda: body.largest(g), at.check_scan, 4 * n),
+    }
     for kept, suffix, moved in ((residual, "_kept", 12 * n), (None, "", 4 * n)):
         for name, (fn, size) in at.encoders(kept).items():
             ops[name + suffix] = (

@@ -40,6 +40,11 @@ def check_dtype(array: Array, name: str, *accepted: str) -> None:
         raise TypeError(f"{name} must be {' or '.join(accepted)}, not {array.dtype}")
 
 
+def check_floats(array: Array, name: str, *, written: bool = False) -> None:
+    check_array(array, name, written=written)
+    check_dtype(array, name, "float32")
+
+
 def check_like(array: Array, name: str, first: Array, first_name: str) -> None:
     if array.size != first.size:
         raise ValueError(f"{name} has {array.size} elements, {first_name} has {first.size}")

@@ -29,10 +29,12 @@ from asyncps_ext.reference.checks import (
     check_apart,
     check_array,
     check_dtype,
+    check_floats,
     check_like,
 )
 from asyncps_ext.reference.checks import set_variant as _set_variant
 from asyncps_ext.reference.checks import variants as _variants
+from asyncps_ext.reference.quantize_scan import count_nonfinite, first_nonfinite, largest
 
 __all__ = [
     "BLOCK",
@@ -54,6 +56,7 @@ __all__ = [
     "encode_int8",
     "encode_onebit",
     "first_nonfinite",
+    "largest",
     "onebit_prepare",
 ]
 
@@ -66,19 +69,6 @@ _WORD_BITS = 32
 _NAN = np.array(0x7FC00000, np.uint32).view(np.float32)
 # The largest scale: times 127 it is finite still, and the next float is not.
 _MOST_SCALE = np.array(0x7C010203, np.uint32).view(np.float32)
-
-
-def count_nonfinite(x: Floats) -> int:
-    """Return how many values are NaN or infinite."""
-    _check_floats(x, "x")
-    return int(np.count_nonzero(~np.isfinite(x)))
-
-
-def first_nonfinite(x: Floats) -> int:
-    """Return the index of the first value that is NaN or infinite, or -1."""
-    _check_floats(x, "x")
-    found = np.flatnonzero(~np.isfinite(x))
-    return int(found[0]) if found.size else -1
 
 
 def encode_2bit(payload: Bytes, residual: Floats | None, g: Floats, threshold: float) -> None:
@@ -180,7 +170,7 @@ def encode_onebit(payload: Bytes, x: Floats, scale: float, keep: bool = True) ->
         scale: Mean of the magnitudes of the whole key.
         keep: Whether x is written.
     """
-    _check_floats(x, "x", written=keep)
+    check_floats(x, "x", written=keep)
     _check_bytes(payload, "payload", _words(x.size, 1), written=True)
     check_apart(payload, "payload", x, "x")
     _send_signs(payload, x if keep else None, x, x >= 0, _finite(scale, "scale"))
@@ -339,11 +329,6 @@ def _threshold(value: float) -> np.float32:
     return rounded
 
 
-def _check_floats(array: Array, name: str, *, written: bool = False) -> None:
-    check_array(array, name, written=written)
-    check_dtype(array, name, "float32")
-
-
 def _check_bytes(array: Array, name: str, size: int, *, written: bool = False) -> None:
     check_array(array, name, written=written)
     check_dtype(array, name, "uint8", "int8")
@@ -352,16 +337,16 @@ def _check_bytes(array: Array, name: str, size: int, *, written: bool = False) -
 
 
 def _check_scales(scales: Array, n: int, *, written: bool = False) -> None:
-    _check_floats(scales, "scales", written=written)
+    check_floats(scales, "scales", written=written)
     expected = -(-n // BLOCK)
     if scales.size != expected:
         raise ValueError(f"scales has {scales.size} elements, expected {expected}")
 
 
 def _check_source(residual: Array | None, g: Array) -> None:
-    _check_floats(g, "g")
+    check_floats(g, "g")
     if residual is not None:
-        _check_floats(residual, "residual", written=True)
+        check_floats(residual, "residual", written=True)
         check_like(residual, "residual", g, "g")
         check_apart(residual, "residual", g, "g")
 
@@ -373,7 +358,7 @@ def _check_target(written: Array, name: str, residual: Array | None, g: Array) -
 
 
 def _check_decode(out: Array, name: str, payload: Array, bits: int) -> None:
-    _check_floats(out, name, written=True)
+    check_floats(out, name, written=True)
     _check_bytes(payload, "payload", out.size if bits == 8 else _words(out.size, bits))
     check_apart(out, name, payload, "payload")
 

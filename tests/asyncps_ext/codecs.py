@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from asyncps_ext import quantize, reduce, reference
-from tests.asyncps_ext.arrays import Array
+from tests.asyncps_ext.arrays import LARGE, SIZES, Array
 
 BODIES = pytest.mark.parametrize(
     "body", [quantize, reference.quantize], ids=["chosen", "reference"]
 )
 BLOCK = 256
+EVERY_SIZE = (*SIZES, 255, 256, 257, 511, 513, LARGE)
 
 
 @pytest.fixture(autouse=True, params=quantize._variants())
@@ -30,6 +31,19 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
 def word_bytes(n: int, bits: int) -> int:
     """Bytes of n values of so many bits, in whole words of 32."""
     return 4 * ((n * bits + 31) // 32)
+
+
+def plain(size: int, seed: int) -> Array:
+    """Values of the size of gradients."""
+    return np.random.default_rng([seed, size]).standard_normal(size).astype(np.float32)
+
+
+def bit_patterns(seed: int) -> Array:
+    """Every exponent with either sign, also of denormals and NaN; the mantissas at random."""
+    rng = np.random.default_rng(seed)
+    exponents = np.arange(512, dtype=np.uint32) << 23
+    mantissas = rng.integers(0, 1 << 23, (16, 512), dtype=np.uint32)
+    return (exponents | mantissas).ravel().view(np.float32)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What holds for every quantizer, in every variant: twins, residuals, awkward arrays, scans."""
+"""What holds for every quantizer, in every variant: twins, residuals, awkward arrays."""
 
 from __future__ import annotations
 
@@ -9,39 +9,25 @@ import numpy as np
 import pytest
 
 from asyncps_ext import quantize, reference
-from tests.asyncps_ext.arrays import (
-    LARGE,
-    LAYOUTS,
-    SIZES,
-    Array,
-    assert_same,
-    floats,
-    read_only,
-    unaligned,
+from tests.asyncps_ext.arrays import LAYOUTS, Array, assert_same, floats, read_only
+from tests.asyncps_ext.codecs import (
+    ALL,
+    BLOCK,
+    BODIES,
+    CODECS,
+    EVERY_SIZE,
+    Codec,
+    bit_patterns,
+    plain,
 )
-from tests.asyncps_ext.codecs import ALL, BLOCK, BODIES, CODECS, Codec
 from tests.asyncps_ext.codecs import variant as variant
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 kept = pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
-EVERY_SIZE = (*SIZES, 255, 256, 257, 511, 513, LARGE)
 
 
 def bytes_of(arrays: list[Array]) -> list[bytes]:
     return [array.tobytes() for array in arrays]
-
-
-def plain(size: int, seed: int) -> Array:
-    """Values of the size of gradients."""
-    return np.random.default_rng([seed, size]).standard_normal(size).astype(np.float32)
-
-
-def bit_patterns(seed: int) -> Array:
-    """Every exponent with either sign, also of denormals and NaN; the mantissas at random."""
-    rng = np.random.default_rng(seed)
-    exponents = np.arange(512, dtype=np.uint32) << 23
-    mantissas = rng.integers(0, 1 << 23, (16, 512), dtype=np.uint32)
-    return (exponents | mantissas).ravel().view(np.float32)
 
 
 @ALL
@@ -150,28 +136,6 @@ def test_a_zero_stays_zero(body: ModuleType, name: str) -> None:
     CODECS[name].decode(body, out, sent, extra)
     assert not out.any()
     assert not residual.any()
-
-
-@BODIES
-def test_what_is_not_finite_is_counted_and_the_first_is_found(body: ModuleType) -> None:
-    for size in (*EVERY_SIZE, 4095, 4096, 4097, 12_289):
-        for x in (plain(size, 1), unaligned(plain(size, 1))):
-            assert (body.count_nonfinite(x), body.first_nonfinite(x)) == (0, -1)
-        for place in {0, size // 2, size - 1} if size else ():
-            for value in (np.nan, -np.nan, np.inf, -np.inf):
-                x = read_only(np.where(np.arange(size) == place, np.float32(value), plain(size, 2)))
-                assert (body.count_nonfinite(x), body.first_nonfinite(x)) == (1, place)
-
-
-@BODIES
-def test_every_exponent_but_the_highest_is_finite(body: ModuleType) -> None:
-    x = bit_patterns(3)
-    assert body.count_nonfinite(x) == np.count_nonzero(~np.isfinite(x)) == 32
-    assert body.first_nonfinite(x) == 255
-    top = np.array([0x7F7FFFFF, 0xFF7FFFFF, 1, 0x80000001, 0x7F800001], np.uint32)
-    assert (body.count_nonfinite(top.view("f4")), body.first_nonfinite(top.view("f4"))) == (1, 4)
-    everything = np.full(70_000, np.inf, np.float32)
-    assert body.count_nonfinite(everything) == 70_000
 
 
 def test_only_variants_that_exist_can_be_chosen(variant: str) -> None:

@@ -22,7 +22,6 @@ from asyncps.tensor import codecs, dtypes
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
-from asyncps_ext import quantize
 from asyncps_ext.seeds import seed_of
 
 if TYPE_CHECKING:
@@ -219,8 +218,8 @@ class _Large:
         """Refuse a NaN or an infinity."""
         wide = self._widened()
         try:
-            _check_finite(_floats(self._view) if wide is None else wide.view(np.float32),
-                          self._info.key, rank)
+            _check_finite(self._coder, _floats(self._view) if wide is None
+                          else wide.view(np.float32), self._info.key, rank)
         finally:
             if wide is not None:
                 self._pool.give(wide)
@@ -310,9 +309,8 @@ class _Rows:
 
     def check(self, rank: int) -> None:
         """Refuse a NaN or an infinity."""
-        if quantize.count_nonfinite(self._g):
-            for info, row in zip(self._infos, self._rows(), strict=True):
-                _check_finite(row, info.key, rank)
+        for info, coder, row in zip(self._infos, self._coders, self._rows(), strict=True):
+            _check_finite(coder, row, info.key, rank)
 
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
         """Encode them, one behind the other."""
@@ -355,10 +353,12 @@ def _floats(view: memoryview) -> Floats:
     return np.frombuffer(view, np.float32)
 
 
-def _check_finite(g: Floats, key: Key, rank: int) -> None:
-    bad = quantize.count_nonfinite(g)
-    if bad:
-        at = quantize.first_nonfinite(g)
-        raise TensorError("a gradient that is to be compressed is not finite", key=key, rank=rank,
-                          expected="no NaN and no infinity",
-                          got=f"{bad} of {g.size} values, the first at {at}: {g[at]}")
+def _check_finite(coder: KeyCoder, g: Floats, key: Key, rank: int) -> None:
+    bad, at = coder.count_nonfinite(g)
+    if not bad:
+        return
+    got = f"{bad} of {g.size} values, the first at {at}: {g[at]}"
+    if np.isfinite(g[at]) and coder.residual is not None:
+        got += f" beside {coder.residual[at]} that was not sent yet"
+    raise TensorError("a gradient that is to be compressed is not finite", key=key, rank=rank,
+                      expected="no NaN and no infinity", got=got)

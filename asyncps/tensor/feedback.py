@@ -15,8 +15,13 @@ import numpy as np
 
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Pieces, Take
 from asyncps.tensor.pool import Bytes
+from asyncps_ext import quantize
 
 _BLOCK = 1 << 18  # elements whose squares are added at once
+# A residual and a gradient that are smaller together have a finite sum, even when another thread
+# adds one more in between.
+_SAFE = 1e38
+
 
 class KeyCoder:
     """One key at one worker: what it has not sent, whatever its codec, and what it has.
@@ -34,7 +39,7 @@ class KeyCoder:
     """
 
     __slots__ = (
-        "_lock", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes", "size",
+        "_bound", "_lock", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes", "size",
     )
 
     def __init__(self, size: int) -> None:
@@ -44,7 +49,26 @@ class KeyCoder:
         self.before_bytes = 0
         self.sent_bytes = 0
         self.encode_s = 0.0
+        self._bound = 0.0  # no magnitude in the residual is larger
         self._lock = threading.Lock()  # two threads may push one key
+
+    def count_nonfinite(self, g: Floats) -> tuple[int, int]:
+        """Count where a gradient on top of the residual is no finite number; and the first place.
+
+        To be called before each push. As a rule one look at the gradient is enough: of what is
+        kept it is known how large it can be, since no codec keeps more than twice what it was
+        given, and one.
+        """
+        most = quantize.largest(g)
+        with self._lock:
+            if math.isfinite(most) and most + self._bound > _SAFE and self.residual is not None:
+                self._bound = quantize.largest(self.residual)
+            if most + self._bound <= _SAFE:
+                self._bound = 2 * (self._bound + most) + 1
+                return 0, -1
+            self._bound = math.inf
+            bad = quantize.count_nonfinite(g, self.residual)
+            return bad, quantize.first_nonfinite(g, self.residual) if bad else -1
 
     def encode(
         self, codec: Codec, g: Floats, nbytes: int, pieces: Pieces, take: Take,
@@ -63,7 +87,7 @@ class KeyCoder:
         with self._lock:
             began = time.perf_counter()
             if not feedback:
-                self.residual = None
+                self.residual, self._bound = None, 0.0
             elif self.residual is None:
                 self.residual = np.zeros(self.size, np.float32)
             payloads = codec.encode(g, self.residual, pieces, take, seeds)
@@ -87,7 +111,7 @@ class KeyCoder:
         with self._lock:
             began = time.perf_counter()
             if not feedback:
-                self.residual = None
+                self.residual, self._bound = None, 0.0
             elif self.residual is None:
                 self.residual = np.zeros(self.size, np.float32)
             kept = None if self.residual is None else self.residual[begin : begin + g.size]
@@ -106,6 +130,7 @@ class KeyCoder:
             self.sent_bytes -= sum(payload.nbytes for payload in payloads)
             if self.residual is None:
                 return
+            self._bound = math.inf
             for (begin, stop), payload, seed in zip(pieces, payloads, seeds, strict=True):
                 codec.add(self.residual[begin:stop], payload, seed)
 

@@ -202,6 +202,28 @@ def test_nan_is_refused_by_key_and_rank_and_nothing_is_changed(
 
 
 @SIZES
+def test_a_sum_with_the_residual_that_is_infinite_is_refused(size: int) -> None:
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(size, "f4"))
+        store.set_gradient_compression(TWO)
+        large = np.zeros(size, "f4")
+        large[3] = 3e38
+        store.push("w", large)
+        before = residual(store, "w").copy()
+        with pytest.raises(TensorError, match="the first at 3: 3.* beside 3.* that was not sent yet"):
+            store.push("w", large)
+        with pytest.raises(TensorError, match="the first at 3"):
+            store.pushpull("w", large, out=np.empty_like(large))
+        assert np.array_equal(residual(store, "w"), before)
+        store.push("w", -large)
+        assert residual(store, "w")[3] == 0
+        for _ in range(300):  # however often, what is small is never refused
+            store.push("w", np.full(size, 0.25, "f4"))
+
+    on_cluster(work, workers=1)
+
+
+@SIZES
 def test_a_call_that_raises_at_once_leaves_the_residual(size: int) -> None:
     def work(store: KVStore) -> None:
         ready(store, size)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from asyncps.core import Core
-from asyncps.errors import ConfigError
+from asyncps.errors import AsyncPSError, ClusterError, ConfigError, DeadlineExceeded
 from asyncps.following import Followers
 from asyncps.roles import together
 from asyncps.roles.runtime import Runtime
@@ -21,7 +21,6 @@ class CheckpointVerbs:
 
     _core: Core
     _runtime: Runtime
-    followers: Followers
 
     def save(self, directory: Path) -> None:
         """Write values, what the optimizer keeps, its hyper-parameters and the clocks.
@@ -38,11 +37,12 @@ class CheckpointVerbs:
         Raises:
             CheckpointError: It could not be written; an older one stands as it did. The job may go
                 on. At every worker, as all errors here.
+            ConfigError: A trainer of this store updates at the workers: they have the weights.
             Disagreement: Workers said different words, or have not pushed each key equally often.
             DeadlineExceeded: Not all came, or it was not done, within `round_s`.
         """
-        self.followers.check("save")
-        self._at_once(together.save, directory, weights=True)
+        refusal = partial(self._followers.refusal, "save", None)
+        self._at_once(partial(together.save, refusal=refusal), directory, weights=True)
 
     def load(self, directory: Path) -> None:
         """Take values, optimizer and clocks from what `save` of any store has written.
@@ -58,7 +58,9 @@ class CheckpointVerbs:
             CheckpointError: It cannot be read, or lacks a key of this store, or has it as another
                 kind of key or with other first rows.
             ShapeMismatch, DtypeMismatch: A key exists here and is different there.
-            OptimizerError: Its optimizer is not known here, or cannot have the keys as they lie.
+            OptimizerError: Its optimizer is not known here, is not that of a trainer of this store,
+                or cannot have the keys as they lie.
+            ConfigError: As `save`.
             Disagreement, DeadlineExceeded: As `save`.
 
         Nothing has changed when one of these is raised. If the disk or a node fails in the midst of
@@ -90,11 +92,25 @@ class CheckpointVerbs:
         """
         self._load("load_optimizer_states", path, weights=False)
 
+    @property
+    def _followers(self) -> Followers:
+        return self._core.followers
+
+    def _tell_followers(self, *, loaded: bool = False) -> None:
+        client = self._core.client
+        self._followers.changed(client.optimizer, client.hyper, loaded=loaded)
+
     def _load(self, verb: str, path: Path, *, weights: bool) -> None:
-        self.followers.check(verb)
-        load = partial(together.load, refusal=self.followers.refusal)
-        self._at_once(load, path, weights=weights)
-        self.followers.loaded()
+        load = partial(together.load, refusal=partial(self._followers.refusal, verb))
+        try:
+            self._at_once(load, path, weights=weights)
+        except BaseException as error:
+            # It goes on without its caller; of any other error all workers hear, and it has ended.
+            if isinstance(error, DeadlineExceeded) or not isinstance(error, AsyncPSError):
+                self._followers.given_up(ClusterError(
+                    "a load of the store was given up", expected="load again"))
+            raise
+        self._tell_followers(loaded=True)
 
     def _at_once(self, verb: Any, path: Path, *, weights: bool) -> None:
         with self._core.lanes_closed():

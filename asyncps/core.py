@@ -18,6 +18,7 @@ from asyncps.errors import (
     NodeLost,
     OptimizerError,
 )
+from asyncps.following import Followers
 from asyncps.roles.client import Client
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, bound_of
@@ -47,6 +48,7 @@ class Core(RowCalls):
         self.shortcut = shortcut
         self.budget = Budget(worker.config.send_budget_bytes, worker.whom_we_wait_for)
         self.deadline_s = worker.config.round_s
+        self.followers = Followers()
 
     # ---- facts ----
 
@@ -220,12 +222,14 @@ class Core(RowCalls):
                                         expected="a float dtype", got=spec.dtype)
         await self.worker.init(self.client, specs, firsts)
 
-    async def set_optimizer(self, optimizer: str | optim.Optimizer, hyper: dict[str, Any]) -> None:
-        """Move the update to the servers."""
+    async def set_optimizer(
+        self, optimizer: str | optim.Optimizer, hyper: dict[str, Any], *, keep: bool = False
+    ) -> None:
+        """Move the update to the servers; `keep` what they keep for the optimizer of that name."""
         self._check_open()
         chosen = optim.resolve(optimizer, hyper)
         await self.flush()
-        await self.worker.set_optimizer(self.client, chosen.name, chosen.hyper)
+        await self.worker.set_optimizer(self.client, chosen.name, chosen.hyper, keep=keep)
 
     async def set_compression(self, spec: Any, keys: Any) -> None:
         """Encode pushes of some keys from now on."""

@@ -41,7 +41,7 @@ class Scope:
         self._mine.append(self._tasks.create_task(work, name=name))
 
     def go_down(self) -> None:
-        """What fails from now on fails because this process ends: no news to its user."""
+        """What fails from now on fails because its only worker has: no news to its user."""
         for role in self.roles:
             if isinstance(role, Scheduler):
                 role.quiet = True

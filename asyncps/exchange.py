@@ -1,7 +1,8 @@
-"""One step's exchange of a trainer: gradients out, weights or sums back, first layers first."""
+"""What travels between a trainer and its store: gradients out, weights or sums back."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,28 +54,65 @@ def exchange(store: Any, travels: Sequence[Travel]) -> None:
     groups = [[each] for each in dense if each.parameter.nbytes > _SMALL_BYTES]
     groups += [small] if small else []
     groups.sort(key=lambda group: -group[0].priority)
-    handles = [
-        store.pushpull(
-            [each.key for each in group], [each.parameter.gradients() for each in group],
-            out=[each.places() for each in group], priority=group[0].priority,
-            async_op=len(groups) + len(sparse) > 1,  # a lone call is quicker when it blocks
+    handles: list[Any] = []
+    lone = len(groups) + len(sparse) == 1  # a lone call is quicker when it blocks
+    try:
+        handles.extend(
+            store.pushpull(
+                [each.key for each in group], [each.parameter.gradients() for each in group],
+                out=[each.places() for each in group], priority=group[0].priority,
+                async_op=not lone,
+            )
+            for group in groups
         )
-        for group in groups
-    ]
-    handles += [each.parameter.exchange_rows(store, each.priority) for each in sparse]
-    if len(handles) > 1 or sparse:
+        handles.extend(each.parameter.exchange_rows(store, each.priority) for each in sparse)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            _wait_for_all(handles)
+        raise
+    if not lone or sparse:
         _wait_for_all(handles)
     for each in travels:
         each.put()
 
 
+def init_weights(store: Any, parameters: Sequence[Parameter]) -> None:
+    """Make the keys of parameters, with rank 0's weights if they are not there yet."""
+    dense = [parameter for parameter in parameters if not parameter.sparse]
+    if dense:
+        store.init([each.key for each in dense], [each.read_weights()[0] for each in dense])
+    for parameter in parameters:
+        if parameter.sparse:
+            parameter.begin_rows(store)
+
+
+def take_weights(store: Any, parameters: Sequence[Parameter]) -> None:
+    """Pull all weights, into the parameters' own arrays."""
+    dense = [parameter for parameter in parameters if not parameter.sparse]
+    if dense:
+        store.pull([each.key for each in dense], [each.weights() for each in dense])
+    for parameter in parameters:
+        if parameter.sparse:
+            parameter.pull_rows(store)
+        parameter.put_weights()
+
+
+def assign_weights(store: Any, parameters: Sequence[Parameter]) -> None:
+    """Let the store have rank 0's weights; all workers call it between the same two steps."""
+    store.barrier()  # nobody is in a step any more
+    if store.rank == 0:
+        for parameter in parameters:
+            parameter.assign(store)
+    store.barrier()
+
+
 def _wait_for_all(handles: list[Any]) -> None:
     """Wait for all, though one fails: until then arrays are being written."""
-    failed: Exception | None = None
+    failed: list[Exception] = []
     for handle in handles:
         try:
             handle.wait()
         except Exception as error:  # noqa: BLE001 - it is raised when all have ended
-            failed = failed or error
-    if failed is not None:
-        raise failed
+            failed.append(error)
+    if failed:
+        raise failed.pop(0)

@@ -1,59 +1,147 @@
-"""Trainers that must hear when what their store holds is replaced by a checkpoint's content."""
+"""The trainers of one store: what they must agree on, and what they hear when it changes.
+
+What is refused here must be refused at all workers alike. So it does not depend on which trainers
+are garbage already: one that was not closed counts until another takes its place.
+"""
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from asyncps.errors import AsyncPSError
+from asyncps import optim
+from asyncps.errors import AsyncPSError, ConfigError, OptimizerError
+
+# Said anew before each step, as the batch sizes of trainers may differ.
+_OF_A_STEP = "rescale_grad"
+_APART = "a store of its own, create(..., name=...)"
 
 
-class Follower(Protocol):
-    """Somebody with copies of a store's values, such as a Trainer."""
+class Trains(Protocol):
+    """What a trainer does when it is told."""
 
-    def check_checkpoint(self, verb: str) -> None:
-        """Refuse a verb of checkpoints that would not do what its caller thinks.
+    def _check_places(self) -> None:
+        """Raise if a parameter cannot take weights any more."""
 
-        Raises:
-            AsyncPSError: Why.
-        """
+    def _take(self, *, weights: bool) -> None:
+        """Take hyper-parameters from the store, and weights; and train again if it may."""
 
-    def refusal(self, optimizer: str) -> AsyncPSError | None:
-        """Return what is against an optimizer that a checkpoint brings. Called in any thread."""
+    def _bar(self, why: AsyncPSError) -> None:
+        """Raise this from all that would train."""
 
-    def loaded(self) -> None:
-        """The store has taken a checkpoint."""
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    keys: frozenset[Any]
+    optimizer: str
+    words: Mapping[str, Any]
+    on_store: bool
+    trainer: weakref.ref[Any]
 
 
 class Followers:
-    """Those of one store, as long as they are alive."""
+    """The trainers of one store at one worker. Any thread may ask."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self._entries: list[_Entry] = []
+        self._lock = threading.Lock()
 
-    def add(self, follower: Follower) -> None:
-        """Tell this one from now on."""
-        self._known.add(follower)
-
-    def discard(self, follower: Follower) -> None:
-        """Tell this one no more."""
-        self._known.discard(follower)
-
-    def check(self, verb: str) -> None:
-        """Ask all whether a verb may be.
+    def check(self, keys: frozenset[Any], optimizer: optim.Optimizer) -> None:
+        """Refuse a trainer that updates on the store in another way than one of other keys.
 
         Raises:
-            AsyncPSError: What one of them has against it.
+            ConfigError: A store has one optimizer, with one set of hyper-parameters.
         """
-        for follower in list(self._known):
-            follower.check_checkpoint(verb)
+        words = _lasting(optimizer.hyper)
+        for entry in self._listed():
+            if not entry.on_store or entry.keys & keys:
+                continue
+            if (entry.optimizer, entry.words) != (optimizer.name, words):
+                raise ConfigError(
+                    "two trainers of one store with different optimizers or hyper-parameters",
+                    expected=f"{_APART}, or close() of the other trainer",
+                    got=f"{optimizer.name} beside {entry.optimizer}")
 
-    def refusal(self, optimizer: str) -> AsyncPSError | None:
-        """Return what any of them has against the optimizer of a checkpoint."""
-        refusals = (follower.refusal(optimizer) for follower in list(self._known))
-        return next((error for error in refusals if error is not None), None)
+    def add(
+        self, trainer: Trains, keys: frozenset[Any], optimizer: optim.Optimizer, *, on_store: bool
+    ) -> None:
+        """Take a trainer in, in the place of those with some of its keys."""
+        entry = _Entry(keys, optimizer.name, _lasting(optimizer.hyper), on_store,
+                       weakref.ref(trainer))
+        with self._lock:
+            replaced = [each for each in self._entries if each.keys & keys]
+            self._entries = [each for each in self._entries if not each.keys & keys]
+            self._entries.append(entry)
+        for each in replaced:
+            former = each.trainer()
+            if former is not None:
+                former._bar(ConfigError(
+                    "another trainer has taken over keys of this one",
+                    expected=f"names of their own in a dict of parameters, or {_APART}",
+                    got=", ".join(sorted(repr(key) for key in each.keys & keys)[:5])))
 
-    def loaded(self) -> None:
-        """Tell all that the store has taken a checkpoint."""
-        for follower in list(self._known):
-            follower.loaded()
+    def discard(self, trainer: Trains) -> None:
+        """A trainer is closed."""
+        with self._lock:
+            self._entries = [each for each in self._entries if each.trainer() is not trainer]
+
+    def refusal(self, verb: str, optimizer: str | None) -> AsyncPSError | None:
+        """Return what is against a verb of checkpoints, or the optimizer that one brings."""
+        for entry in self._listed():
+            if not entry.on_store:
+                return ConfigError(
+                    f"{verb} of a store whose trainer updates at the workers, who have the weights",
+                    expected="the parameters' data saved by yourself, and Trainer.save_states")
+            if optimizer is not None and optimizer != entry.optimizer:
+                return OptimizerError("a checkpoint with another optimizer than the trainer's",
+                                      expected=entry.optimizer, got=optimizer)
+        for trainer in self._alive():
+            try:
+                trainer._check_places()
+            except AsyncPSError as error:
+                return error
+        return None
+
+    def changed(self, optimizer: str | None, hyper: Mapping[str, Any], *, loaded: bool = False
+                ) -> None:
+        """Tell all that the store has this optimizer now; when it was loaded, other values too.
+
+        Raises:
+            AsyncPSError: The first error of a trainer, when all have been told.
+        """
+        with self._lock:
+            self._entries = [
+                _Entry(each.keys, optimizer or "", _lasting(hyper), True, each.trainer)
+                if each.on_store else each for each in self._entries
+            ]
+        failed: AsyncPSError | None = None
+        for trainer in self._alive():
+            try:
+                trainer._take(weights=loaded)
+            except AsyncPSError as error:
+                trainer._bar(error)
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def given_up(self, why: AsyncPSError) -> None:
+        """A load goes on without its caller: what trainers have is the store's no longer."""
+        for trainer in self._alive():
+            trainer._bar(why)
+
+    def _listed(self) -> list[_Entry]:
+        with self._lock:
+            return list(self._entries)
+
+    def _alive(self) -> list[Any]:
+        found = [entry.trainer() for entry in self._listed()]
+        return [trainer for trainer in found if trainer is not None]
+
+
+def _lasting(hyper: Mapping[str, Any]) -> dict[str, Any]:
+    given = optim.as_given(hyper)
+    given.pop(_OF_A_STEP, None)
+    return given

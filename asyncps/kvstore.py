@@ -19,7 +19,6 @@ from asyncps.checkpointverbs import AsyncCheckpointVerbs, CheckpointVerbs
 from asyncps.compressionverbs import AsyncCompressionVerbs, CompressionVerbs
 from asyncps.core import Core
 from asyncps.errors import AsyncPSError, ClosedError
-from asyncps.following import Followers
 from asyncps.later import LaterVerbs
 from asyncps.roles.runtime import Runtime, without_internals
 from asyncps.rowverbs import AsyncRowVerbs, RowVerbs
@@ -37,7 +36,6 @@ class KVStore(StoreFacts, CheckpointVerbs, CompressionVerbs, RowVerbs, LaterVerb
         self._core = core
         self._runtime = runtime
         self._on_close = on_close
-        self.followers = Followers()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.type}: worker {self.rank} of {self.num_workers}>"
@@ -167,6 +165,12 @@ class KVStore(StoreFacts, CheckpointVerbs, CompressionVerbs, RowVerbs, LaterVerb
         """
         words = optim.words_of(optimizer_params, hyper)
         self._runtime.run(lambda: self._core.set_optimizer(optimizer, words))
+        self._tell_followers()
+
+    def _take_optimizer(self, optimizer: optim.Optimizer) -> None:
+        """As `set_optimizer`; but what the servers keep for one of that name stays."""
+        self._runtime.run(lambda: self._core.set_optimizer(optimizer, {}, keep=True))
+        self._tell_followers()
 
     def set_hyperparameters(self, **hyper: Any) -> None:
         """Change some hyper-parameters and keep the optimizer's state.
@@ -174,6 +178,7 @@ class KVStore(StoreFacts, CheckpointVerbs, CompressionVerbs, RowVerbs, LaterVerb
         A round uses the newest that any of its contributors had set.
         """
         self._runtime.run(lambda: self._core.set_hyperparameters(hyper))
+        self._tell_followers()
 
     def barrier(self) -> None:
         """Wait for all workers, after this worker's pushes are accepted."""

@@ -23,7 +23,8 @@ class LocalCheckpointVerbs:
     """Verbs of a `LocalStore`."""
 
     type: str
-    followers: Followers
+    _followers: Followers
+    _tell_followers: Callable[..., None]
     _values: dict[Key, Value]
     _tables: LocalTables
     _optimizer: Kind | None
@@ -40,9 +41,10 @@ class LocalCheckpointVerbs:
 
         Raises:
             CheckpointError: It could not be written; an older one stands as it did.
+            ConfigError: A trainer of this store updates outside of it, and has the weights.
         """
         self._check_open()
-        self.followers.check("save")
+        self._refuse("save", None)
         self._write(directory, {key: value.array for key, value in self._values.items()}, True)
 
     def load(self, directory: Path) -> None:
@@ -55,10 +57,10 @@ class LocalCheckpointVerbs:
         Raises:
             CheckpointError: It cannot be read, or has not such a key as one of this store.
             ShapeMismatch, DtypeMismatch: A key exists here and is different there.
-            OptimizerError: Its optimizer is not known here.
+            OptimizerError: Its optimizer is not known here, or not that of a trainer of this store.
+            ConfigError: As `save`.
         """
         self._check_open()
-        self.followers.check("load")
         found = checkpoint.read(directory)
         lacking = [key for key in self._values if key not in found.weights]
         if lacking:
@@ -68,12 +70,12 @@ class LocalCheckpointVerbs:
             check_same(key, value.array, made[key].array)
         tables = self._tables.compare(found, self._values, weights=True)
         known = self._values
-        self._take(found, made)
+        self._take("load", found, made)
         self._tables.take(found, tables, weights=True)
         for key, value in known.items():  # in place: an adopted array is the caller's
             np.copyto(value.array, made[key].array)
             made[key].array = value.array
-        self.followers.loaded()
+        self._tell_followers(loaded=True)
 
     def save_optimizer_states(self, path: Path, dump_optimizer: bool = True) -> None:
         """Write what the optimizer keeps for each key, without the values.
@@ -100,15 +102,14 @@ class LocalCheckpointVerbs:
             CheckpointError: It cannot be read, or its states are not those of this store's keys.
         """
         self._check_open()
-        self.followers.check("load_optimizer_states")
         found = checkpoint.read(path)
         if found.meta.get("optimizer") is None:
             raise OptimizerError("a checkpoint without an optimizer", got=path)
         made = {key: Value(key, value.array) for key, value in self._values.items()}
         tables = self._tables.compare(found, self._values, weights=False)
-        self._take(found, made)
+        self._take("load_optimizer_states", found, made)
         self._tables.take(found, tables, weights=False)
-        self.followers.loaded()
+        self._tell_followers(loaded=True)
 
     # ---- inside ----
 
@@ -118,11 +119,16 @@ class LocalCheckpointVerbs:
         meta["clocks"] += self._tables.clocks()
         checkpoint.write(path, arrays, states, meta, self._tables.saved(weights=weights))
 
-    def _take(self, found: checkpoint.Checkpoint, made: dict[Key, Value]) -> None:
+    def _refuse(self, verb: str, optimizer: str | None) -> None:
+        refusal = self._followers.refusal(verb, optimizer)
+        if refusal is not None:
+            raise refusal
+
+    def _take(
+        self, verb: str, found: checkpoint.Checkpoint, made: dict[Key, Value]
+    ) -> None:
         kind, hyper = restore(found, made)
+        self._refuse(verb, None if kind is None else kind.name)
         if kind is not None:
-            refusal = self.followers.refusal(kind.name)
-            if refusal is not None:
-                raise refusal
             self._optimizer, self._hyper, self._updater = kind, hyper, None
         self._values = made

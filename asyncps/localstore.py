@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -53,7 +54,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         self._multi_precision = multi_precision
         self._closed = False
         self._rounds = 0
-        self.followers = Followers()
+        self._followers = Followers()
 
     def init(
         self, key: Any, value: Any, *, shape: Any = None, dtype: Any = np.float32
@@ -146,10 +147,21 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
     ) -> None:
         """Let pushes be gradients; state of an earlier optimizer, or an updater, is dropped."""
         self._check_open()
-        chosen = optim.resolve(optimizer, optim.words_of(optimizer_params, hyper))
+        self._use(optim.resolve(optimizer, optim.words_of(optimizer_params, hyper)), keep=False)
+
+    def _take_optimizer(self, optimizer: optim.Optimizer) -> None:
+        """As `set_optimizer`; but what is kept for one of that name stays."""
+        self._use(optimizer, keep=self.optimizer == optimizer.name)
+
+    def _use(self, chosen: optim.Optimizer, *, keep: bool) -> None:
         self._optimizer, self._hyper = type(chosen), updates.prepared(chosen.hyper)
         self._updater = None
-        self._forget()
+        if not keep:
+            self._forget()
+        self._tell_followers()
+
+    def _tell_followers(self, *, loaded: bool = False) -> None:
+        self._followers.changed(self.optimizer, self.hyperparameters, loaded=loaded)
 
     def set_hyperparameters(self, **hyper: Any) -> None:
         """Change some hyper-parameters and keep the optimizer's state."""
@@ -158,6 +170,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
         changed = {**self._hyper, **optim.checked(self._optimizer, hyper)}
         self._hyper = updates.prepared(changed)
+        self._tell_followers()
 
     def set_updater(self, updater: Updater | None) -> None:
         """Let a function make the new values: `updater(key, input, stored)` on each push.
@@ -174,6 +187,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
                               got=type(updater).__name__)
         self._updater, self._optimizer, self._hyper = updater, None, {}
         self._forget()
+        self._tell_followers()
 
     _set_updater = set_updater
 
@@ -218,7 +232,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """As `KVStore.hyperparameters`."""
-        return optim.as_given(self._hyper)
+        return copy.deepcopy(optim.as_given(self._hyper))
 
     def is_capable(self, capability: str) -> bool:
         """As `KVStore.is_capable`."""

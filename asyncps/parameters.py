@@ -133,6 +133,13 @@ class Parameter:
         every = np.arange(self.shape[0])
         store.init(self.key, RowSparse(every, self.read_weights()[0], self.shape))
 
+    def assign(self, store: Any) -> None:
+        """Let the store have these weights."""
+        value: Any = self.read_weights()[0]
+        if self.sparse:
+            value = RowSparse(np.arange(self.shape[0]), value, self.shape)
+        store.assign(self.key, value)
+
     def pull_rows(self, store: Any) -> None:
         """Take all rows of the store's table into `weights`."""
         store.row_sparse_pull(self.key, np.arange(self.shape[0]), out=self.weights()[0])

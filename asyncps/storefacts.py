@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from asyncps import optim
@@ -41,7 +42,7 @@ class StoreFacts:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """The optimizer's hyper-parameters as this worker knows them; a copy, empty without one."""
-        return optim.as_given(self._core.client.hyper)
+        return copy.deepcopy(optim.as_given(self._core.client.hyper))
 
     def is_capable(self, capability: str) -> bool:
         """Tell whether the store can do something; "optimizer" is what MXNet asks."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -15,11 +14,12 @@ from asyncps.cluster import create
 from asyncps.errors import (
     AsyncPSError,
     CheckpointError,
+    ClosedError,
     ConfigError,
     OptimizerError,
     TensorError,
 )
-from asyncps.exchange import Travel, exchange
+from asyncps.exchange import Travel, assign_weights, exchange, init_weights, take_weights
 from asyncps.kvstore import AsyncKVStore
 from asyncps.localcheckpoints import Path
 from asyncps.localstore import LocalStore
@@ -58,7 +58,9 @@ class Trainer:
     optimizer already keeps what it knows, momentum say, and takes these hyper-parameters.
 
     When the store loads a checkpoint, `data` are its weights as `load` returns, and
-    `learning_rate` and the other hyper-parameters are its own.
+    `learning_rate` and the other hyper-parameters are its own; but what `rescale_grad` is divided
+    by the batch size for is what this trainer was given. Trainers of one store have different keys
+    and the same optimizer and hyper-parameters; give each of others a store of its own name.
 
     Raises:
         ConfigError, TensorError, OptimizerError: An argument that cannot be right.
@@ -90,16 +92,20 @@ class Trainer:
         self._store = kvstore if self._mine is None else self._mine
         self._distributed = self._store is not None and self._store.num_workers > 1
         self._local: list[LocalStore] = []  # what updates each device here
+        self._closed = False
+        self._barred: AsyncPSError | None = None  # why it may not train
         try:
             if compression_params:
                 (self._store or LocalStore("local")).set_gradient_compression(compression_params)
+            keys = frozenset(parameter.key for parameter in self._parameters)
+            if self._on_store:
+                self._store._followers.check(keys, self._optimizer)
             self._begin(devices)
+            if self._store is not None:
+                self._store._followers.add(self, keys, self._optimizer, on_store=self._on_store)
         except BaseException:
             self.close()
             raise
-        if self._store is not None:
-            self._store.followers.add(self)
-
     def __repr__(self) -> str:
         where = "the store" if self._on_store else "the worker"
         return f"<Trainer of {len(self._parameters)} parameters: {self._optimizer} on {where}>"
@@ -107,17 +113,14 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._follow_no_more()
+    def __exit__(self, *raised: Any) -> None:
+        self._end()
         if self._mine is not None:
-            self._mine.__exit__(kind, error, trace)
+            self._mine.__exit__(*raised)
 
     def close(self) -> None:
-        """Close the store if this trainer has made it; a store that was handed in stays open."""
-        self._follow_no_more()
+        """Train no more. Closes the store if this trainer has made it; one handed in stays open."""
+        self._end()
         if self._mine is not None:
             self._mine.close()
 
@@ -152,6 +155,7 @@ class Trainer:
 
         All workers call this between the same two steps.
         """
+        self._check_usable()
         self._change(learning_rate=lr)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
@@ -170,6 +174,7 @@ class Trainer:
             ShapeMismatch, DtypeMismatch: A gradient that does not fit; nothing was sent.
             Disagreement: Workers changed their batch size to different ones.
         """
+        self._check_usable()
         self._forget_stand_ins()
         chosen = self._chosen(ignore_stale_grad)
         self._set_batch_size(batch_size)
@@ -206,6 +211,18 @@ class Trainer:
         self._update(chosen)
         self._forget_stand_ins()
 
+    def assign_weights(self) -> None:
+        """Let the store take `data` as the weights, after you have changed it yourself.
+
+        All workers call this between the same two steps; rank 0's count for everyone, as when the
+        trainer is made. What the optimizer keeps stays. Without it the next step brings the
+        store's weights back.
+        """
+        self._check_usable()
+        if self._store is not None:
+            assign_weights(self._store, self._parameters)
+            take_weights(self._store, self._parameters)
+
     def save_states(self, path: Path) -> None:
         """Write what the optimizer keeps, and its hyper-parameters.
 
@@ -216,6 +233,7 @@ class Trainer:
         Raises:
             CheckpointError: It could not be written.
         """
+        self._check_usable()
         (self._store if self._on_store else self._local[0]).save_optimizer_states(path)
 
     def load_states(self, path: Path) -> None:
@@ -225,48 +243,56 @@ class Trainer:
             OptimizerError: They are another optimizer's.
             CheckpointError: They cannot be read, or are not those of these parameters.
         """
+        self._check_usable()
         if self._on_store:
             self._store.load_optimizer_states(path)
             return
         told = checkpoint.show(path)[1].get("optimizer")
         if not isinstance(told, dict) or not isinstance(told.get("hyper"), dict):
             raise CheckpointError("a checkpoint without an optimizer", got=path)
-        refusal = self.refusal(told.get("name", ""))
-        if refusal is not None:
-            raise refusal
+        if told.get("name") != self._optimizer.name:
+            raise OptimizerError("states of another optimizer", expected=self._optimizer.name,
+                                 got=told.get("name"))
         for store in self._local:
             store.load_optimizer_states(path)
         self._take_hyper(told["hyper"])
 
-    # ---- when the store takes a checkpoint: see asyncps.following ----
+    # ---- what asyncps.following asks of it ----
 
-    def check_checkpoint(self, verb: str) -> None:
-        """Where updates happen here, the store has neither the weights nor what goes with them."""
+    def _check_places(self) -> None:
+        for parameter in self._parameters:
+            parameter.weights()
+
+    def _take(self, *, weights: bool) -> None:
+        name = self._optimizer.name
         if not self._on_store:
-            raise ConfigError(
-                f"{verb} on a store whose trainer updates here",
-                expected="the parameters' data saved by yourself, and Trainer.save_states")
-
-    def refusal(self, optimizer: str) -> AsyncPSError | None:
-        """A checkpoint of another optimizer would take the place of this one unasked."""
-        if optimizer == self._optimizer.name:
-            return None
-        return OptimizerError("a checkpoint with another optimizer than the trainer's",
-                              expected=self._optimizer.name, got=optimizer)
-
-    def loaded(self) -> None:
-        """Take weights and hyper-parameters from the store."""
+            return
+        if self._store.optimizer != name:
+            self._bar(OptimizerError("the store has another optimizer than this trainer now",
+                                     expected=name, got=self._store.optimizer))
+            return
         self._take_hyper(self._store.hyperparameters)
-        self._take_weights()
+        if weights:
+            take_weights(self._store, self._parameters)
+        if not self._closed:
+            self._barred = None
+
+    def _bar(self, why: AsyncPSError) -> None:
+        self._barred = why
 
     # ---- inside ----
 
-    def _follow_no_more(self) -> None:
+    def _check_usable(self) -> None:
+        if self._barred is not None:
+            raise copy.copy(self._barred)
+
+    def _end(self) -> None:
         if self._store is not None:
-            self._store.followers.discard(self)
+            self._store._followers.discard(self)
+        self._closed, self._barred = True, ClosedError("the trainer is closed")
 
     def _take_hyper(self, told: Any) -> None:
-        self._optimizer.hyper.update(optim.checked(type(self._optimizer), told))
+        self._optimizer.hyper = dict(type(self._optimizer)(**told).hyper)
 
     def _begin(self, devices: int) -> None:
         """Give the optimizer to who runs it, and all devices of all workers the same weights."""
@@ -274,14 +300,8 @@ class Trainer:
         if self._store is not None:
             if self._on_store:
                 self._give_optimizer()
-            dense = [parameter for parameter in parameters if not parameter.sparse]
-            if dense:
-                self._store.init([each.key for each in dense],
-                                 [each.read_weights()[0] for each in dense])
-            for parameter in parameters:
-                if parameter.sparse:
-                    parameter.begin_rows(self._store)
-            self._take_weights()
+            init_weights(self._store, parameters)
+            take_weights(self._store, parameters)
         if self._on_store:
             return
         if self._store is not None:
@@ -306,32 +326,17 @@ class Trainer:
     def _give_optimizer(self) -> None:
         """Move the update to the store; what the store keeps for this very optimizer stays."""
         there, name = self._store.optimizer, self._optimizer.name
-        if there == name:
-            self._store.set_hyperparameters(**self._optimizer.hyper)
-            return
-        if there is not None:
+        if there not in (None, name):
             log.warning("the store's optimizer was %s and is %s now: what %s has kept is dropped",
                         there, name, there)
-        self._store.set_optimizer(self._optimizer)
-
-    def _take_weights(self) -> None:
-        """Pull all weights, into the parameters' own arrays."""
-        dense = [parameter for parameter in self._parameters if not parameter.sparse]
-        if dense:
-            self._store.pull([each.key for each in dense], [each.weights() for each in dense])
-        for parameter in self._parameters:
-            if parameter.sparse:
-                parameter.pull_rows(self._store)
-            parameter.put_weights()
+        self._store._take_optimizer(self._optimizer)
 
     def _key(self, parameter: Parameter) -> Key:
-        """The key that a parameter's gradients travel under.
-
-        Not the weights' own: a worker that comes later would take the last sum for its weights.
-        """
+        # Sums not under the weights' own: a worker that comes later would take one for weights.
         return parameter.key if self._on_store else f"{parameter.key!r}/grad"
 
     def _check_here(self, verb: str) -> None:
+        self._check_usable()
         if self._on_store:
             raise ConfigError(f"{verb} when updates happen on the store",
                               expected="update_on_kvstore=False", got=True)

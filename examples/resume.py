@@ -1,6 +1,7 @@
 """A training script that is stopped and begins again where its last checkpoint stands.
 
-Run it twice; the second run goes on at the epoch after the last one that was saved:
+Run it twice; the second run goes on at the epoch after the last one that was saved. FOLDER is one
+that all workers see: each of them looks there for the last checkpoint.
 
     python -m asyncps launch -n 2 -s 1 -- python examples/resume.py /tmp/plane 3
     python -m asyncps launch -n 2 -s 1 -- python examples/resume.py /tmp/plane 6

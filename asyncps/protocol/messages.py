@@ -225,13 +225,15 @@ class Barrier(Message, tag=30):
 class SetOptimizer(Message, tag=31):
     """A worker asks for this optimizer on all servers. Answered with Done when all have it.
 
-    `whole_keys` is said of one of the user's own, which the scheduler does not know.
+    `whole_keys` is said of one of the user's own, which the scheduler does not know; `keep`: what
+    servers keep for the one of that name stays, if it is the one that they have.
     """
 
     store: int
     name: str
     hyper: dict[str, Any]
     whole_keys: bool = False
+    keep: bool = False
 
 
 class SetCompression(Message, tag=34):
@@ -254,6 +256,7 @@ class Install(Message, tag=32):
     optimizer: str | None
     hyper: dict[str, Any]
     dropped: bool = False  # all have closed it: forget it
+    keep: bool = False  # what is kept for an optimizer of that name stays
 
 
 class SetHyper(Message, tag=33):

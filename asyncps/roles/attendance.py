@@ -16,7 +16,7 @@ from asyncps.protocol.messages import Clocks
 from asyncps.roles.freeunit import FreeUnit
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.slab import parts_of
-from asyncps.roles.uneven import note_parted
+from asyncps.roles.uneven import note_parted, note_return
 from asyncps.roles.unit import Unit
 from asyncps.state.rounds import Rounds
 from asyncps.state.staleness import Arrivals
@@ -60,6 +60,7 @@ def attend(
 
 def _count_again(keeper: Keeper, everybody: Callable[[], int], done: Call) -> None:
     members = keeper.rules.members = everybody() & ~keeper.closed
+    note_return(keeper, members)
     for unit in keeper.units.values():
         for part in parts_of(unit):
             _clocks_of(part).count_again(members)

@@ -76,7 +76,7 @@ class Keeper(Holdings):
         self.install(install)
 
     def install(self, install: Install) -> None:
-        """Take an optimizer; state that another one left behind is dropped.
+        """Take an optimizer; what an earlier one has left is dropped, unless it is to stay.
 
         Raises:
             OptimizerError: There is none of that name, or its hyper-parameters are wrong.
@@ -84,6 +84,7 @@ class Keeper(Holdings):
         words: Mapping[str, Any] = {}
         if install.optimizer is not None:
             words = _checked_hyper(install.optimizer, install.hyper)
+        kept = install.keep and self.rules.optimizer == install.optimizer
         self.rules.optimizer = install.optimizer
         self.rules.hyper = {0: words}
         own = is_own(install.optimizer)
@@ -98,7 +99,10 @@ class Keeper(Holdings):
                     self.changes += 1
                     unit.split()
             for part in parts_of(unit):
-                part.forget_optimizer()
+                if kept:
+                    part.forget_failures()
+                else:
+                    part.forget_optimizer()
 
     def left(self, rank: int) -> None:
         """Wait for a worker no longer; complete the rounds that waited for it alone."""

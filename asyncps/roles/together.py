@@ -6,8 +6,10 @@ stands still. The scheduler brings the workers together and knows nothing of wha
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
+from typing import Any
 
 from asyncps import optim
 from asyncps.errors import (
@@ -27,11 +29,22 @@ from asyncps.roles.restoring import Loading
 from asyncps.roles.storing import Path
 from asyncps.roles.worker import Worker
 
+log = logging.getLogger(__name__)
+
 _STATES = "_optimizer_states"
 
 
-async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> None:
+async def save(
+    worker: Worker, client: Client, path: Path, *, weights: bool,
+    refusal: Callable[[], AsyncPSError | None] = lambda: None,
+) -> None:
     """Write a checkpoint of a store; all workers call this with the same words.
+
+    Args:
+        worker, client: Whose.
+        path: On the host of the worker that writes.
+        weights: Not only what the optimizer keeps.
+        refusal: Returns what this worker has against it.
 
     Raises:
         Disagreement: They have not, or not pushed each key equally often.
@@ -45,7 +58,8 @@ async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
         return course.word()
 
     async def steps() -> None:
-        await course.hear()  # all are here and stand still, whatever becomes of their callers
+        # All are here and stand still, whatever becomes of their callers.
+        await course.hear(refusal=_asked(refusal))
         await course.hear(work)
 
     await course.take(steps)
@@ -53,7 +67,7 @@ async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
 
 async def load(
     worker: Worker, client: Client, path: Path, *, weights: bool,
-    refusal: Callable[[str], AsyncPSError | None] = lambda optimizer: None,
+    refusal: Callable[[str | None], AsyncPSError | None] = lambda optimizer: None,
 ) -> None:
     """Take a store's content from a checkpoint; all workers call this with the same words.
 
@@ -61,7 +75,7 @@ async def load(
         worker, client: Whose.
         path: On the host of the worker that reads.
         weights: Not only what the optimizer keeps.
-        refusal: What this worker has against the optimizer that it brings.
+        refusal: Returns what this worker has against the optimizer that it brings, if any.
 
     Raises:
         Disagreement: They have not, or not pushed each key equally often.
@@ -72,6 +86,7 @@ async def load(
     course = await _come(worker, client, "load" if weights else "load" + _STATES, path)
 
     async def steps() -> None:
+        await course.hear(refusal=_asked(refusal, None))
         async with Loading(worker, client, path, weights=weights) as loading:
 
             async def look() -> Word:
@@ -79,8 +94,9 @@ async def load(
                 return Word(client.number, course.leader, None, words.optimizer, words.hyper)
 
             found = await course.hear(look)
+            unknown = None if found.optimizer is None else _unknown(found.optimizer)
+            await course.hear(refusal=unknown or _asked(refusal, found.optimizer))
             if found.optimizer is not None:
-                await course.hear(refusal=_unknown(found.optimizer) or refusal(found.optimizer))
                 await _use_optimizer(course, client, found.optimizer, found.hyper)
 
             async def work() -> Word:
@@ -121,6 +137,17 @@ def _give_up(worker: Worker, client: Client) -> None:
     error = ClosedError("its caller gave up waiting", rank=worker.node.rank)
     said = Word(client.number, -1, messages.error_to_wire(error))
     worker.node.spawn(worker.questions.tell(said), "word of a checkpoint that was given up")
+
+
+def _asked(refusal: Callable[..., AsyncPSError | None], *words: Any) -> AsyncPSError | None:
+    """Ask for what is against it; whatever comes of that, all workers must hear it."""
+    try:
+        return refusal(*words)
+    except AsyncPSError as error:
+        return error
+    except Exception as error:
+        log.exception("asking for what is against a save or load failed")
+        return AsyncPSError(f"asking for what is against it failed: {error!r}")
 
 
 def _unknown(name: str) -> AsyncPSError | None:

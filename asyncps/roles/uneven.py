@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import islice
 
 from asyncps.roles.keeper import Keeper
 from asyncps.roles.slab import parts_of
@@ -16,20 +17,38 @@ from asyncps.state.rounds import ranks_of
 log = logging.getLogger(__name__)
 
 
+_LOOKED_AT = 256  # parts, while others wait for the server: under a millisecond
+
+
 def note_parted(keeper: Keeper, ranks: int) -> None:
-    """Workers of a store have left it; warn, once a store, if one has pushed less than another.
+    """Workers of a store have left it; warn, once, if one has pushed less than another.
 
     Args:
         keeper: The store; these ranks may be members of it still.
         ranks: One bit for each that was waited for until now, and is not lost.
+
+    While others go on only some keys are looked at, all when the last one leaves.
     """
     keeper.parted |= ranks
+    going_on = keeper.rules.members & ~keeper.parted
+    _compare(keeper, keeper.parted | keeper.rules.members, _LOOKED_AT if going_on else None)
+
+
+def note_return(keeper: Keeper, members: int) -> None:
+    """All others have joined and count again: who has left before is compared, and forgotten."""
+    _compare(keeper, keeper.parted | members, _LOOKED_AT)
+    keeper.parted = 0
+
+
+def _compare(keeper: Keeper, ranks: int, most: int | None) -> None:
     if keeper.told_uneven or keeper.rules.bound != 0 or not keeper.parted:
         return
-    both = keeper.parted | keeper.rules.members
-    for key, pushed in _pushed(keeper):
+    count = ranks.bit_count()
+    for key, pushed in islice(_pushed(keeper), most):
+        if len(pushed) == count and len(set(pushed.values())) == 1:
+            continue  # as nearly always, and quickly seen
         early = min(ranks_of(keeper.parted), key=lambda rank: pushed.get(rank, 0))
-        late = max(ranks_of(both), key=lambda rank: pushed.get(rank, 0))
+        late = max(ranks_of(ranks), key=lambda rank: pushed.get(rank, 0))
         fewer, more = pushed.get(early, 0), pushed.get(late, 0)
         if fewer < more:
             keeper.told_uneven = True

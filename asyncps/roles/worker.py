@@ -226,10 +226,12 @@ class Worker:
         """Be waited for no longer until all workers have joined; return the last of them."""
         return await join(self, client, self._ask_server)
 
-    async def set_optimizer(self, client: Client, name: str, hyper: dict[str, Any]) -> None:
+    async def set_optimizer(
+        self, client: Client, name: str, hyper: dict[str, Any], *, keep: bool = False
+    ) -> None:
         """Move the update to the servers; every worker says the same."""
         whole = optim.by_name(name).whole_keys
-        message = messages.SetOptimizer(client.number, name, hyper, whole)
+        message = messages.SetOptimizer(client.number, name, hyper, whole, keep)
         await self.questions.ask(message, "to set the optimizer")
         client.use_optimizer(name, hyper)
 

@@ -377,7 +377,7 @@ class Stores:
             except OptimizerError as refused:
                 error = m.error_to_wire(refused)
                 return [Answer(call.rank, call.request, error) for call in calls]
-        install = m.Install(store.number, store.config, words.name, words.hyper)
+        install = m.Install(store.number, store.config, words.name, words.hyper, keep=words.keep)
         return self._command(store, install, [(call.rank, call.request) for call in calls])[1]
 
 

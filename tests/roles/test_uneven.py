@@ -56,6 +56,51 @@ async def test_who_closes_the_store_has_left_it(caplog: pytest.LogCaptureFixture
     assert "worker 0 left after 1 rounds of key 'key 0.0', worker 1 has pushed 2:" in said
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+async def test_who_left_before_the_others_joined_is_compared_once(
+    caplog: pytest.LogCaptureFixture, ahead: int
+) -> None:
+    """Afterwards the clocks of all are the same, and of who has left they are gone."""
+    server = FakeServer(3)
+    server.init(0, "float32", [np.zeros(1, "f4").tobytes()], slab=False)
+
+    def push(rank: int, clock: int) -> None:
+        server.deliver(
+            rank, make_frame(Kind.PUSHPULL, clock, 0, clock, np.ones(1, "f4").tobytes()))
+
+    for clock in range(1, 4):
+        for rank in range(3):
+            push(rank, clock)
+    attend(server.keeper, 2, lambda: 0b111, lambda: None, closed=True)
+    for clock in range(4, 4 + ahead):
+        for rank in range(2):
+            push(rank, clock)
+    for rank in range(2):
+        attend(server.keeper, rank, lambda: 0b111, lambda: None)
+    attend(server.keeper, None, lambda: 0b111, lambda: None)
+    for rank in range(2):
+        attend(server.keeper, rank, lambda: 0b111, lambda: None, closed=True)
+    said = warnings(caplog)
+    assert len(said) == (ahead > 0)
+    if ahead:
+        assert "worker 2 left after 3 rounds of key 'key 0.0', worker 0 has pushed 5" in said[0]
+
+
+async def test_many_keys_are_all_looked_at_when_the_last_one_leaves(
+    caplog: pytest.LogCaptureFixture
+) -> None:
+    server = FakeServer(2)
+    for unit in range(1000):
+        server.init(unit, "float32", [np.zeros(1, "f4").tobytes()], slab=False)
+    frame = make_frame(Kind.PUSHPULL, 1, 999, 1, np.ones(1, "f4").tobytes())
+    server.deliver(1, frame)
+    attend(server.keeper, 0, lambda: 0b11, lambda: None, closed=True)
+    assert warnings(caplog) == []
+    attend(server.keeper, 1, lambda: 0b11, lambda: None, closed=True)
+    (said,) = warnings(caplog)
+    assert "worker 0 left after 0 rounds of key 'key 999.0', worker 1 has pushed 1" in said
+
+
 def test_equal_rounds_joins_and_pushes_that_are_applied_as_they_come_are_silent(
     caplog: pytest.LogCaptureFixture
 ) -> None:

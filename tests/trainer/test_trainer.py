@@ -318,3 +318,18 @@ def test_several_workers_that_update_here_save_what_each_can_load(tmp_path: Path
 
     on_cluster(work, workers=3)
     assert [path.name for path in tmp_path.iterdir()] == ["states"]
+
+
+def test_a_step_that_cannot_be_posted_ends_what_was_posted_before() -> None:
+    """When it raises nothing is written any more."""
+    def work(store: KVStore) -> None:
+        large, tied, other = (Param(np.ones(size, "f4"), np.ones(size, "f4"))
+                              for size in (50_000, 4, 4))
+        trainer = asyncps.Trainer({"a": large, "b": tied, "c": other}, "sgd", {"lr": 1.0},
+                                  kvstore=store)
+        other.data = tied.data
+        with pytest.raises(TensorError):
+            trainer.step(1)
+        assert (large.data == 0).all()
+
+    on_cluster(work, workers=1)

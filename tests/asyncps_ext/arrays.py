@@ -76,3 +76,10 @@ def assert_same(actual: Array, expected: Array) -> None:
     np.testing.assert_array_equal(
         np.ascontiguousarray(actual).view(bits), np.ascontiguousarray(expected).view(bits)
     )
+
+
+def assert_bits(actual: Array, expected: Array) -> None:
+    """Equal bit for bit, NaN too."""
+    assert actual.dtype == expected.dtype
+    word = np.dtype(f"u{actual.dtype.itemsize}")
+    np.testing.assert_array_equal(actual.copy().view(word), expected.copy().view(word))

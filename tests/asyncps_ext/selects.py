@@ -28,13 +28,6 @@ def bits_of(x: Array) -> Array:
     return x.copy().view(np.uint32)
 
 
-def assert_bits(actual: Array, expected: Array) -> None:
-    """Equal bit for bit, NaN too."""
-    assert actual.dtype == expected.dtype
-    word = np.dtype(f"u{actual.dtype.itemsize}")
-    np.testing.assert_array_equal(actual.copy().view(word), expected.copy().view(word))
-
-
 def magnitudes(x: Array) -> Array:
     """Bits without the sign: 0 < denormals < numbers < inf < NaN."""
     return bits_of(x) & 0x7FFFFFFF

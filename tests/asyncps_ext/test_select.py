@@ -11,11 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncps_ext import reference, select
-from tests.asyncps_ext.arrays import Array, floats, read_only, unaligned
+from tests.asyncps_ext.arrays import Array, assert_bits, floats, read_only, unaligned
 from tests.asyncps_ext.selects import (
     ALL_SIZES,
     BODIES,
-    assert_bits,
     bits_of,
     layouts,
     magnitudes,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from asyncps_ext import reference, select
 from asyncps_ext.seeds import seed_of
-from tests.asyncps_ext.arrays import Array, read_only, unaligned
-from tests.asyncps_ext.selects import BODIES, assert_bits
+from tests.asyncps_ext.arrays import Array, assert_bits, read_only, unaligned
+from tests.asyncps_ext.selects import BODIES
 
 WORD = 1 << 64
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from asyncps_ext.reference.checks import Array, check_apart, check_array, check_dtype, check_like
 from asyncps_ext.reference.checks import set_variant as _set_variant
 from asyncps_ext.reference.checks import variants as _variants
-from asyncps_ext.reference.reduce import _widened_f16, narrow_f16
+from asyncps_ext.reference.halves import left, sent_f16
+from asyncps_ext.reference.reduce import _widened_f16
 from asyncps_ext.reference.select_random import random_indices
 from asyncps_ext.seeds import seed_of
 
@@ -47,7 +48,6 @@ Indices = NDArray[np.uint32]
 
 _MOST = 1 << 32
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
-_QUIET_NAN = np.uint32(0x7FC00000)
 
 
 # ---------------------------------------------------------------------------- which are the largest
@@ -129,8 +129,9 @@ def take(x: Floats, indices: Indices, values: Floats) -> None:
 def take_f16(x: Floats, indices: Indices, values: Halves) -> None:
     """values = x[indices] as float16, and x[indices] -= what values stand for.
 
-    To the nearest, ties to even; what would become infinite becomes 65504 with its sign. A NaN is
-    sent as one (see `reduce.narrow_f16`) and leaves the bits 0x7FC00000; an infinity stays one.
+    As `quantize.encode_f16` sends and keeps it: to the nearest, ties to even; a number that would
+    become infinite is sent as 65504 with its sign, and the rest stays. An infinity is sent as one,
+    a NaN as 0x7E00; the NaN 0x7FC00000 stays of either.
 
     Args:
         x: float32, written.
@@ -139,14 +140,8 @@ def take_f16(x: Floats, indices: Indices, values: Halves) -> None:
     """
     _check_places(x, "x", indices, values, "uint16", written=True)
     before = x[indices]
-    halves = np.empty(indices.size, np.uint16)
-    narrow_f16(halves, before)
-    halves[(halves & 0x7FFF) == 0x7C00] -= 1
-    values[:] = halves
-    with np.errstate(all="ignore"):
-        left = before - _widened_f16(halves)
-    left.view(np.uint32)[np.isnan(before)] = _QUIET_NAN
-    x[indices] = left
+    values[:] = sent_f16(before)
+    x[indices] = left(before, _widened_f16(values))
 
 
 def dgc_accumulate(u: Floats, v: Floats, g: Floats, momentum: float) -> None:

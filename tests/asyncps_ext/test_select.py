@@ -221,16 +221,31 @@ def test_a_threshold_is_a_number(body: ModuleType) -> None:
     with pytest.raises(ValueError, match="t must be a number, not nan"):
         body.count_threshold(x, float("nan"))
     assert body.count_threshold(x, -0.0) == 3
+    assert body.count_threshold(x, -1e-60) == 3
     assert body.count_threshold(np.float32([0.1]), 0.1) == 1  # t is rounded to float32
     with pytest.raises(TypeError, match="x must be float32, not int64"):
         body.count_threshold(np.ones(3, "i8"), 1.0)
+
+
+@BODIES
+@pytest.mark.parametrize("t", [1e-60, 5e-324, 2.0**-150])
+def test_a_threshold_that_float32_rounds_to_0_is_refused(body: ModuleType, t: float) -> None:
+    x, indices, values = np.zeros(3, "f4"), np.zeros(3, "u4"), np.ones(3, "f4")
+    message = f"t must be above 0 as a float32 too, not {t!r}"
+    with pytest.raises(ValueError, match=message):
+        body.threshold(x, t, indices, values)
+    with pytest.raises(ValueError, match=message):
+        body.count_threshold(x, t)
+    assert values.tolist() == [1, 1, 1]
+    x[1] = 2.0**-149
+    assert body.threshold(x, np.nextafter(2.0**-150, 1), indices, values) == 1
 
 
 @example(words=[0x3DCCCCCD] * 9, t=0.1, room=8)
 @settings(max_examples=60, deadline=None)
 @given(
     words=st.lists(st.integers(0, (1 << 32) - 1), max_size=200),
-    t=st.floats(allow_nan=False),
+    t=st.floats(allow_nan=False).filter(lambda t: not 0 < t <= 2.0**-150),
     room=st.integers(0, 200),
 )
 def test_threshold_and_its_twin_agree(words: list[int], t: float, room: int) -> None:

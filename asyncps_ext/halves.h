@@ -18,7 +18,7 @@ static APS_INLINE uint32_t aps_f32_bits(float value)
     return bits;
 }
 
-/* All bits set where a claim holds: selections are masks, so that the loops stay free of branches. */
+/* All bits set where a claim holds: selections are masks, so that loops stay free of branches. */
 static APS_INLINE uint32_t aps_mask(int claim)
 {
     return (uint32_t)0 - (uint32_t)(claim != 0);
@@ -79,8 +79,8 @@ static APS_INLINE uint16_t aps_f32_bits_to_bf16(uint32_t bits)
 }
 
 /* What codecs send and keep. A number is sent as the largest half where it would become infinite,
- * and there is one NaN: which one a sum or a difference makes differs between processors and with the
- * order of the operands. */
+ * and there is one NaN: which one a sum or a difference makes differs between processors and with
+ * the order of the operands. */
 #define APS_NAN 0x7fc00000u
 
 /* The least bits of a magnitude that rounds to an infinity. */

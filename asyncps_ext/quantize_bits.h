@@ -141,9 +141,11 @@ APS_TARGET static void APS_FN(add_2bit)(aps_f32 *acc, const uint8_t *payload, fl
 
 APS_TARGET static APS_INLINE void APS_FN(encode_signs)(uint8_t *payload, aps_f32 *residual,
                                                        const aps_f32 *g, float t, float scale,
-                                                       ptrdiff_t n, const int strict,
-                                                       const int fed, const int kept)
+                                                       ptrdiff_t n, const int is_1bit,
+                                                       const int kept)
 {
+    /* onebit_prepare has added the residual, which is g itself in onebit, or NULL */
+    const int fed = is_1bit && kept;
     ptrdiff_t i = 0;
 #if APS_VECTORS
     const __m256 least = _mm256_set1_ps(t);
@@ -156,8 +158,8 @@ APS_TARGET static APS_INLINE void APS_FN(encode_signs)(uint8_t *payload, aps_f32
         for (int k = 0; k < 4; k++) {
             const ptrdiff_t at = i + 8 * k;
             x[k] = APS_FN(load_x)(residual, g, at, fed);
-            const __m256 up = strict ? _mm256_cmp_ps(x[k], least, _CMP_GT_OQ)
-                                     : _mm256_cmp_ps(x[k], least, _CMP_GE_OQ);
+            const __m256 up = is_1bit ? _mm256_cmp_ps(x[k], least, _CMP_GT_OQ)
+                                      : _mm256_cmp_ps(x[k], least, _CMP_GE_OQ);
             if (kept)
                 _mm256_storeu_ps((float *)(residual + at),
                                  _mm256_sub_ps(x[k], _mm256_blendv_ps(minus, plus, up)));
@@ -180,7 +182,7 @@ APS_TARGET static APS_INLINE void APS_FN(encode_signs)(uint8_t *payload, aps_f32
             if (i + k >= n)
                 continue;
             const float x = fed ? g[i + k] + residual[i + k] : g[i + k];
-            const uint32_t up = strict ? x > t : x >= t;
+            const uint32_t up = is_1bit ? x > t : x >= t;
             byte |= up;
             if (kept)
                 residual[i + k] = x - aps_as_f32(bits ^ (up ^ 1u) << 31);
@@ -195,20 +197,13 @@ APS_TARGET static APS_INLINE void APS_FN(encode_signs)(uint8_t *payload, aps_f32
 APS_TARGET static void APS_FN(encode_1bit)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g,
                                            float t, ptrdiff_t n)
 {
-    if (residual != NULL)
-        APS_FN(encode_signs)(payload, residual, g, t, 1, n, 1, 1, 1);
-    else
-        APS_FN(encode_signs)(payload, residual, g, t, 1, n, 1, 0, 0);
+    APS_BOTH(encode_signs, residual, payload, residual, g, t, 1, n, 1);
 }
 
-/* g is x already: onebit_prepare has added the residual, which is g itself here or NULL. */
 APS_TARGET static void APS_FN(encode_onebit)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g,
                                              float scale, ptrdiff_t n)
 {
-    if (residual != NULL)
-        APS_FN(encode_signs)(payload, residual, g, 0, scale, n, 0, 0, 1);
-    else
-        APS_FN(encode_signs)(payload, residual, g, 0, scale, n, 0, 0, 0);
+    APS_BOTH(encode_signs, residual, payload, residual, g, 0, scale, n, 0);
 }
 
 APS_TARGET static APS_INLINE void APS_FN(signs_loop)(aps_f32 *out, const uint8_t *payload,
@@ -298,6 +293,5 @@ APS_TARGET static APS_INLINE double APS_FN(prepare_loop)(aps_f32 *residual, cons
 
 APS_TARGET static double APS_FN(onebit_prepare)(aps_f32 *residual, const aps_f32 *g, ptrdiff_t n)
 {
-    return residual != NULL ? APS_FN(prepare_loop)(residual, g, n, 1)
-                            : APS_FN(prepare_loop)(residual, g, n, 0);
+    return APS_BOTH(prepare_loop, residual, residual, g, n);
 }

@@ -1,5 +1,5 @@
-/* The loops of int8 blocks, and of f16 and bf16 with what is kept; included once for each variant by
- * quantize_kernels.h behind quantize_bits.h.
+/* The loops of int8 blocks, and of f16 and bf16 with what is kept; included once for each variant
+ * by quantize_kernels.h behind quantize_bits.h.
  */
 
 /* ---- int8: 256 values share a scale, the largest magnitude / 127 */
@@ -95,8 +95,8 @@ APS_TARGET static APS_INLINE void APS_FN(encode_block)(aps_i8 *payload, aps_f32 
         APS_FN(round_block)(payload, residual, x, unit, n, kept);
         return;
     }
-    /* magnitudes whose 127th part rounds to 0, and all of it is kept; or the unit is the NaN that the
-     * whole block becomes */
+    /* all magnitudes are below 2^-143, and all is kept; or the unit is the NaN that the whole block
+     * becomes */
     for (ptrdiff_t i = 0; i < n; i++) {
         payload[i] = 0;
         if (kept)

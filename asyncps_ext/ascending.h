@@ -1,4 +1,4 @@
-/* Whether numbers ascend, each once, within a limit: rows of tables, and elements of sparse arrays. */
+/* Whether numbers ascend, each once, within a limit: rows of tables, elements of sparse arrays. */
 #ifndef ASYNCPS_ASCENDING_H
 #define ASYNCPS_ASCENDING_H
 

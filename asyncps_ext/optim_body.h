@@ -81,8 +81,8 @@ APS_TARGET static void APS_FN(sgd_momentum)(const aps_optim_args *a)
         APS_FN(momentum_loop)(a, 0, 0);
 }
 
-/* Steps with Adam's moments. Adam decays the gradient, before the clip; AdamW the weights; LAMB's out
- * is the direction of its step, whose length is not known yet. */
+/* Steps with Adam's moments. Adam decays the gradient, before the clip; AdamW the weights; LAMB's
+ * out is the direction of its step, whose length is not known yet. */
 APS_TARGET static APS_INLINE void APS_FN(moments_loop)(const aps_optim_args *a, const int clipped,
                                                        const int kind)
 {
@@ -140,7 +140,8 @@ APS_TARGET static void APS_FN(lamb_direction)(const aps_optim_args *a)
         APS_FN(moments_loop)(a, 0, APS_LAMB);
 }
 
-/* Eight partial sums, in every variant the same: vector code may hold them in one register or four. */
+/* Eight partial sums, in every variant the same: vector code may hold them in one register or in
+ * four. */
 APS_TARGET static double APS_FN(squares)(const void *given, ptrdiff_t n)
 {
     const APS_ELEM *x = (const APS_ELEM *)given;

@@ -11,17 +11,21 @@ APS_TARGET static APS_INLINE __m256 APS_FN(load_x)(const aps_f32 *residual, cons
     const __m256 x = _mm256_loadu_ps((const float *)(g + at));
     return kept ? _mm256_add_ps(x, _mm256_loadu_ps((const float *)(residual + at))) : x;
 }
+
+/* What was found, and whether one of these is NaN. */
+APS_TARGET static APS_INLINE __m256 APS_FN(or_nan)(__m256 found, __m256 a, __m256 b)
+{
+    return _mm256_or_ps(found, _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
+}
 #endif
 
 /* ---- 2bit: 11 is +t, 10 is -t, 00 is nothing */
 
 #if APS_VECTORS
 /* Codes of eight values, one in each 32 bits; NaN compares false and is sent as nothing. */
-APS_TARGET static APS_INLINE __m256i APS_FN(code_2bit)(aps_f32 *residual, const aps_f32 *g,
-                                                       ptrdiff_t at, __m256 t, __m256 minus,
-                                                       const int kept)
+APS_TARGET static APS_INLINE __m256i APS_FN(code_2bit)(aps_f32 *residual, __m256 x, ptrdiff_t at,
+                                                       __m256 t, __m256 minus, const int kept)
 {
-    const __m256 x = APS_FN(load_x)(residual, g, at, kept);
     const __m256 up = _mm256_cmp_ps(x, t, _CMP_GE_OQ), down = _mm256_cmp_ps(x, minus, _CMP_LE_OQ);
     if (kept) {
         const __m256 sent = _mm256_or_ps(_mm256_and_ps(up, t), _mm256_and_ps(down, minus));
@@ -42,10 +46,15 @@ APS_TARGET static APS_INLINE void APS_FN(encode_2bit_loop)(uint8_t *payload, aps
     /* four codes of a byte, weighed by their places and summed in pairs twice */
     const __m256i places = _mm256_set1_epi32(0x01041040), ones = _mm256_set1_epi16(1);
     const __m256i low = _mm256_set1_epi32(0x0c080400);
+    __m256 found = _mm256_setzero_ps();
     for (; i + 32 <= n; i += 32) {
         __m256i codes[4];
-        for (int k = 0; k < 4; k++)
-            codes[k] = APS_FN(code_2bit)(residual, g, i + 8 * k, plus, minus, kept);
+        __m256 x[4];
+        for (int k = 0; k < 4; k++) {
+            x[k] = APS_FN(load_x)(residual, g, i + 8 * k, kept);
+            codes[k] = APS_FN(code_2bit)(residual, x[k], i + 8 * k, plus, minus, kept);
+        }
+        found = APS_FN(or_nan)(APS_FN(or_nan)(found, x[0], x[1]), x[2], x[3]);
         const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(codes[0], codes[1]),
                                                   _mm256_packs_epi32(codes[2], codes[3]));
         const __m256i bytes = _mm256_madd_epi16(_mm256_maddubs_epi16(packed, places), ones);
@@ -55,11 +64,14 @@ APS_TARGET static APS_INLINE void APS_FN(encode_2bit_loop)(uint8_t *payload, aps
         const __m128i odd = _mm256_extracti128_si256(lanes, 1);
         _mm_storel_epi64((__m128i *)(void *)(payload + i / 4), _mm_unpacklo_epi8(even, odd));
     }
+    if (kept && _mm256_movemask_ps(found))
+        aps_make_one_nan(residual, i);
 #endif
     const uint32_t t_bits = aps_f32_bits(t);
     const ptrdiff_t end = (n + 15) / 16 * 16;
     for (; i < end; i += 4) {
         uint32_t byte = 0;
+        float sum = 0;
         for (int k = 0; k < 4; k++) {
             byte <<= 2;
             if (i + k >= n)
@@ -70,7 +82,10 @@ APS_TARGET static APS_INLINE void APS_FN(encode_2bit_loop)(uint8_t *payload, aps
             const uint32_t sent = (t_bits & aps_mask((int)(up | down))) | down << 31;
             if (kept)
                 residual[i + k] = x - aps_as_f32(sent);
+            sum += x;
         }
+        if (kept && sum != sum) /* one of them may be NaN */
+            aps_make_one_nan(residual + i, n - i < 4 ? n - i : 4);
         payload[i / 4] = (uint8_t)byte;
     }
 }
@@ -126,44 +141,55 @@ APS_TARGET static void APS_FN(add_2bit)(aps_f32 *acc, const uint8_t *payload, fl
 
 APS_TARGET static APS_INLINE void APS_FN(encode_signs)(uint8_t *payload, aps_f32 *residual,
                                                        const aps_f32 *g, float t, float scale,
-                                                       ptrdiff_t n, const int strict,
-                                                       const int fed, const int kept)
+                                                       ptrdiff_t n, const int is_1bit,
+                                                       const int kept)
 {
+    /* onebit_prepare has added the residual, which is g itself in onebit, or NULL */
+    const int fed = is_1bit && kept;
     ptrdiff_t i = 0;
 #if APS_VECTORS
     const __m256 least = _mm256_set1_ps(t);
     const __m256 plus = _mm256_set1_ps(scale), minus = _mm256_set1_ps(-scale);
     const __m256i backwards = _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+    __m256 found = _mm256_setzero_ps();
     for (; i + 32 <= n; i += 32) {
         uint32_t word = 0;
+        __m256 x[4];
         for (int k = 0; k < 4; k++) {
             const ptrdiff_t at = i + 8 * k;
-            const __m256 x = APS_FN(load_x)(residual, g, at, fed);
-            const __m256 up = strict ? _mm256_cmp_ps(x, least, _CMP_GT_OQ)
-                                     : _mm256_cmp_ps(x, least, _CMP_GE_OQ);
+            x[k] = APS_FN(load_x)(residual, g, at, fed);
+            const __m256 up = is_1bit ? _mm256_cmp_ps(x[k], least, _CMP_GT_OQ)
+                                      : _mm256_cmp_ps(x[k], least, _CMP_GE_OQ);
             if (kept)
                 _mm256_storeu_ps((float *)(residual + at),
-                                 _mm256_sub_ps(x, _mm256_blendv_ps(minus, plus, up)));
+                                 _mm256_sub_ps(x[k], _mm256_blendv_ps(minus, plus, up)));
             const __m256 turned = _mm256_permutevar8x32_ps(up, backwards);
             word |= (uint32_t)_mm256_movemask_ps(turned) << (8 * k);
         }
         memcpy(payload + i / 8, &word, sizeof word);
+        found = APS_FN(or_nan)(APS_FN(or_nan)(found, x[0], x[1]), x[2], x[3]);
     }
+    if (kept && _mm256_movemask_ps(found))
+        aps_make_one_nan(residual, i);
 #endif
     const uint32_t bits = aps_f32_bits(scale);
     const ptrdiff_t end = (n + 31) / 32 * 32;
     for (; i < end; i += 8) {
         uint32_t byte = 0;
+        float sum = 0;
         for (int k = 0; k < 8; k++) {
             byte <<= 1;
             if (i + k >= n)
                 continue;
             const float x = fed ? g[i + k] + residual[i + k] : g[i + k];
-            const uint32_t up = strict ? x > t : x >= t;
+            const uint32_t up = is_1bit ? x > t : x >= t;
             byte |= up;
             if (kept)
                 residual[i + k] = x - aps_as_f32(bits ^ (up ^ 1u) << 31);
+            sum += x;
         }
+        if (kept && sum != sum) /* one of them may be NaN */
+            aps_make_one_nan(residual + i, n - i < 8 ? n - i : 8);
         payload[i / 8] = (uint8_t)byte;
     }
 }
@@ -171,20 +197,13 @@ APS_TARGET static APS_INLINE void APS_FN(encode_signs)(uint8_t *payload, aps_f32
 APS_TARGET static void APS_FN(encode_1bit)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g,
                                            float t, ptrdiff_t n)
 {
-    if (residual != NULL)
-        APS_FN(encode_signs)(payload, residual, g, t, 1, n, 1, 1, 1);
-    else
-        APS_FN(encode_signs)(payload, residual, g, t, 1, n, 1, 0, 0);
+    APS_BOTH(encode_signs, residual, payload, residual, g, t, 1, n, 1);
 }
 
-/* g is x already: onebit_prepare has added the residual, which is g itself here or NULL. */
 APS_TARGET static void APS_FN(encode_onebit)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g,
                                              float scale, ptrdiff_t n)
 {
-    if (residual != NULL)
-        APS_FN(encode_signs)(payload, residual, g, 0, scale, n, 0, 0, 1);
-    else
-        APS_FN(encode_signs)(payload, residual, g, 0, scale, n, 0, 0, 0);
+    APS_BOTH(encode_signs, residual, payload, residual, g, 0, scale, n, 0);
 }
 
 APS_TARGET static APS_INLINE void APS_FN(signs_loop)(aps_f32 *out, const uint8_t *payload,
@@ -266,11 +285,13 @@ APS_TARGET static APS_INLINE double APS_FN(prepare_loop)(aps_f32 *residual, cons
             residual[i] = x;
         s[i % 8] += (double)fabsf(x);
     }
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    const double sum = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    if (kept && sum != sum) /* infinite magnitudes alone make no NaN */
+        aps_make_one_nan(residual, n);
+    return sum;
 }
 
 APS_TARGET static double APS_FN(onebit_prepare)(aps_f32 *residual, const aps_f32 *g, ptrdiff_t n)
 {
-    return residual != NULL ? APS_FN(prepare_loop)(residual, g, n, 1)
-                            : APS_FN(prepare_loop)(residual, g, n, 0);
+    return APS_BOTH(prepare_loop, residual, residual, g, n);
 }

@@ -43,6 +43,16 @@ typedef struct {
 
 enum { APS_DECODE, APS_ADD };
 
+/* One NaN for all among values that are kept. Loops look whether there is one at all, which is rare
+ * and cheaper than to choose for each value.
+ */
+static APS_UNUSED void aps_make_one_nan(aps_f32 *values, ptrdiff_t n)
+{
+    for (ptrdiff_t i = 0; i < n; i++)
+        if (values[i] != values[i])
+            values[i] = aps_as_f32(APS_NAN);
+}
+
 /* There is a residual or none: each loop is compiled for both. */
 #define APS_BOTH(name, residual, ...) \
     ((residual) != NULL ? APS_FN(name)(__VA_ARGS__, 1) : APS_FN(name)(__VA_ARGS__, 0))

@@ -1,5 +1,5 @@
-/* The loops of int8 blocks, and of f16 and bf16 with what is kept; included once for each variant by
- * quantize_kernels.h behind quantize_bits.h.
+/* The loops of int8 blocks, and of f16 and bf16 with what is kept; included once for each variant
+ * by quantize_kernels.h behind quantize_bits.h.
  */
 
 /* ---- int8: 256 values share a scale, the largest magnitude / 127 */
@@ -89,17 +89,18 @@ APS_TARGET static APS_INLINE void APS_FN(encode_block)(aps_i8 *payload, aps_f32 
     const uint32_t most = (uint32_t)APS_FN(gather_block)(x, residual, g, n, kept);
     float unit = aps_as_f32(most) / 127.0f;
     unit = unit > APS_MOST_SCALE ? APS_MOST_SCALE : unit;
-    unit = most < APS_NONFINITE ? unit : aps_as_f32(0x7fc00000u);
+    unit = most < APS_NONFINITE ? unit : aps_as_f32(APS_NAN);
     *scale = unit;
     if (unit > 0) {
         APS_FN(round_block)(payload, residual, x, unit, n, kept);
         return;
     }
-    /* nothing above 2^-143, and all of it is kept; or a NaN, which the whole block becomes */
+    /* all magnitudes are below 2^-143, and all is kept; or the unit is the NaN that the whole block
+     * becomes */
     for (ptrdiff_t i = 0; i < n; i++) {
         payload[i] = 0;
         if (kept)
-            residual[i] = x[i] - 0.0f * unit;
+            residual[i] = unit == 0 ? x[i] : unit;
     }
 }
 
@@ -151,6 +152,20 @@ APS_TARGET static void APS_FN(add_int8)(aps_f32 *acc, const aps_i8 *payload, con
 
 /* ---- f16 and bf16: what is finite stays so, and the residual keeps what does not fit */
 
+APS_TARGET static APS_INLINE void APS_FN(plain_f16)(aps_u16 *out, aps_f32 *residual,
+                                                    const aps_f32 *g, ptrdiff_t i, ptrdiff_t end,
+                                                    const int kept)
+{
+    APS_INDEPENDENT
+    for (; i < end; i++) {
+        const float x = kept ? g[i] + residual[i] : g[i];
+        const uint16_t half = aps_sent_f16(x);
+        out[i] = half;
+        if (kept)
+            residual[i] = aps_left_half(x, aps_f16_to_f32(half));
+    }
+}
+
 APS_TARGET static APS_INLINE void APS_FN(encode_f16_loop)(uint8_t *payload, aps_f32 *residual,
                                                           const aps_f32 *g, ptrdiff_t n,
                                                           const int kept)
@@ -158,30 +173,30 @@ APS_TARGET static APS_INLINE void APS_FN(encode_f16_loop)(uint8_t *payload, aps_
     aps_u16 *out = (aps_u16 *)(void *)payload;
     ptrdiff_t i = 0;
 #if APS_VECTORS
-    const __m256 most = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
-    const __m256 infinite = _mm256_set1_ps(INFINITY);
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX));
-    for (; i + 8 <= n; i += 8) {
+    const __m256i magnitude = _mm256_set1_epi32(INT32_MAX);
+    const __m256i most = _mm256_set1_epi32(APS_OVER_F16 - 1); /* above is rare: left to plain C */
+    for (; i + 16 <= n; i += 16) {
         const __m256 x = APS_FN(load_x)(residual, g, i, kept);
-        const __m256 within = _mm256_max_ps(_mm256_min_ps(x, most), least);
-        const __m256 finite = _mm256_cmp_ps(_mm256_and_ps(x, magnitude), infinite, _CMP_LT_OQ);
-        const __m128i half = _mm256_cvtps_ph(_mm256_blendv_ps(x, within, finite),
-                                             _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        _mm_storeu_si128((__m128i *)(void *)(out + i), half);
-        if (kept)
-            _mm256_storeu_ps((float *)(residual + i), _mm256_sub_ps(x, _mm256_cvtph_ps(half)));
+        const __m256 y = APS_FN(load_x)(residual, g, i + 8, kept);
+        const __m256i highest =
+            _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(x), magnitude),
+                             _mm256_and_si256(_mm256_castps_si256(y), magnitude));
+        const __m256i over = _mm256_cmpgt_epi32(highest, most);
+        if (!_mm256_testz_si256(over, over)) {
+            APS_FN(plain_f16)(out, residual, g, i, i + 16, kept);
+            continue;
+        }
+        const int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        const __m128i low = _mm256_cvtps_ph(x, nearest), high = _mm256_cvtps_ph(y, nearest);
+        _mm_storeu_si128((__m128i *)(void *)(out + i), low);
+        _mm_storeu_si128((__m128i *)(void *)(out + i + 8), high);
+        if (!kept)
+            continue;
+        _mm256_storeu_ps((float *)(residual + i), _mm256_sub_ps(x, _mm256_cvtph_ps(low)));
+        _mm256_storeu_ps((float *)(residual + i + 8), _mm256_sub_ps(y, _mm256_cvtph_ps(high)));
     }
 #endif
-    APS_INDEPENDENT
-    for (ptrdiff_t j = i; j < n; j++) {
-        const float x = kept ? g[j] + residual[j] : g[j];
-        const int32_t order = (int32_t)(aps_f32_bits(x) & 0x7fffffffu);
-        uint32_t half = aps_f32_to_f16(x);
-        half -= 1u & aps_mask((half & 0x7fffu) == 0x7c00u) & aps_mask(order < 0x7f800000);
-        out[j] = (uint16_t)half;
-        if (kept)
-            residual[j] = x - aps_f16_to_f32((uint16_t)half);
-    }
+    APS_FN(plain_f16)(out, residual, g, i, n, kept);
 }
 
 APS_TARGET static void APS_FN(encode_f16)(uint8_t *payload, aps_f32 *residual, const aps_f32 *g,
@@ -198,12 +213,10 @@ APS_TARGET static APS_INLINE void APS_FN(plain_bf16)(aps_u16 *out, aps_f32 *resi
     APS_INDEPENDENT
     for (; i < end; i++) {
         const float x = kept ? g[i] + residual[i] : g[i];
-        const int32_t order = (int32_t)(aps_f32_bits(x) & 0x7fffffffu);
-        uint32_t half = aps_f32_bits_to_bf16(aps_f32_bits(x));
-        half -= 1u & aps_mask((half & 0x7fffu) == 0x7f80u) & aps_mask(order < 0x7f800000);
-        out[i] = (uint16_t)half;
+        const uint16_t half = aps_sent_bf16(x);
+        out[i] = half;
         if (kept)
-            residual[i] = x - aps_as_f32(half << 16);
+            residual[i] = aps_left_half(x, aps_as_f32((uint32_t)half << 16));
     }
 }
 
@@ -216,7 +229,7 @@ APS_TARGET static APS_INLINE void APS_FN(encode_bf16_loop)(uint8_t *payload, aps
 #if APS_VECTORS
     const __m256i magnitude = _mm256_set1_epi32(INT32_MAX), one = _mm256_set1_epi32(1);
     const __m256i below_half = _mm256_set1_epi32(0x7fff);
-    const __m256i most = _mm256_set1_epi32(0x7f7f7fff); /* above is rare, and left to plain C */
+    const __m256i most = _mm256_set1_epi32(APS_OVER_BF16 - 1); /* above is rare, as before */
     for (; i + 16 <= n; i += 16) {
         __m256i above = _mm256_setzero_si256(), halves[2];
         __m256 x[2];

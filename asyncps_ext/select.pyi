@@ -1,8 +1,6 @@
 from numpy import float32, uint16, uint32
 from numpy.typing import NDArray
 
-from asyncps_ext.seeds import seed_of as seed_of
-
 def topk(
     x: NDArray[float32], k: int, indices: NDArray[uint32], values: NDArray[float32]
 ) -> None: ...

@@ -4,7 +4,6 @@ cimport numpy as cnp
 from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from asyncps_ext.seeds import seed_of
 from asyncps_ext.types cimport (
     GIL_FREE_BYTES, check_apart, check_array, check_dtype, check_like, data, length, variant_of,
 )
@@ -104,6 +103,8 @@ cdef int check_chosen(object x, object indices, object values) except -1:
 cdef inline float least_of(double t) except? -1:
     if isnan(t):
         raise ValueError("t must be a number, not nan")
+    if t > 0 and <float>t == 0:
+        raise ValueError(f"t must be above 0 as a float32 too, not {t!r}")
     return <float>t
 
 

@@ -39,7 +39,8 @@ APS_TARGET static ptrdiff_t APS_FN(pick)(const aps_u32 *x, ptrdiff_t from, ptrdi
         const __m256i is_more = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), bound);
         uint32_t mask = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(is_more));
         if (count + 8 <= room) {
-            const __m128i packed = _mm_loadl_epi64((const __m128i *)(const void *)aps_packing[mask]);
+            const void *firsts = aps_packing[mask];
+            const __m128i packed = _mm_loadl_epi64((const __m128i *)firsts);
             const __m256i order = _mm256_cvtepu8_epi32(packed);
             _mm256_storeu_si256((__m256i *)(void *)(indices + count),
                                 _mm256_permutevar8x32_epi32(number, order));

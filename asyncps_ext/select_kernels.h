@@ -86,16 +86,16 @@ static const aps_select_table *aps_select_table_at(int i)
     return APS_TABLE_AT(i);
 }
 
-/* ------------------------------------------------------------------------------- the k-th magnitude
+/* ------------------------------------------------------------------------------ the k-th magnitude
  *
- * Radix selection: a histogram of the upper 11 bits tells which bin holds the k-th magnitude, one of
- * the next 10 bits of that bin which part of it, one of the last 10 which magnitude. Four
+ * Radix selection: a histogram of the upper 11 bits tells which bin holds the k-th magnitude, one
+ * of the next 10 bits of that bin which part of it, one of the last 10 which magnitude. Four
  * histograms take turns, since neighbours are often equal and an addition would wait for the one
  * before.
  */
 #define APS_BINS 2048
 #define APS_APART (APS_BINS + 16) /* equal bins of two histograms are not 4 KiB apart */
-#define APS_INNER 1024 /* bins of the second and third histogram; behind them what is not looked for */
+#define APS_INNER 1024 /* bins of the other two histograms; behind them what is not looked for */
 #define APS_TURNS 4
 
 /* The wanted ones: all magnitudes above `least`, and the first `ties` of those that equal it. */
@@ -191,8 +191,8 @@ static void aps_collect(const aps_select_table *t, const aps_u32 *x, ptrdiff_t n
 
 /* ------------------------------------------------------------------------------------------- top-k
  *
- * A sample says what the k-th magnitude is about. What lies above a slightly smaller one is picked in
- * one pass, and the search goes on among these few. When that fails (the sample misleads, or too
+ * A sample says what the k-th magnitude is about. What lies above a slightly smaller one is picked
+ * in one pass, and the search goes on among these few. When that fails (the sample misleads, or too
  * many magnitudes are equal) all elements are searched; the result is the same.
  */
 #define APS_SAMPLE_FROM 65536

@@ -1,9 +1,9 @@
 /* Random indices for asyncps_ext.select: k different ones of n, a function of seed, n and k alone.
  *
  * Numbers are drawn until there are k different ones: of a small share of n in rounds, in each as
- * many as are missing, which are sorted and united with those had before; of more with a bit for each
- * index. Nothing here tells one index from another, so that all sets of k are equally likely. Of
- * more than half of n the others are drawn.
+ * many as are missing, which are sorted and united with those had before; of more with a bit for
+ * each index. Nothing here tells one index from another, so that all sets of k are equally likely.
+ * Of more than half of n the others are drawn.
  */
 #ifndef ASYNCPS_SELECT_RANDOM_H
 #define ASYNCPS_SELECT_RANDOM_H
@@ -77,9 +77,9 @@ static void aps_unite(uint32_t *had, ptrdiff_t many, const uint32_t *numbers, pt
     }
 }
 
-/* The numbers drawn. A word of 32 bits times n has an index in its upper half; indices would come up
- * unequally often but for the words that are left out (Lemire, "Fast random integer generation in
- * an interval", 2019).
+/* The numbers drawn. A word of 32 bits times n has an index in its upper half; indices would come
+ * up unequally often but for the words that are left out (Lemire, "Fast random integer generation
+ * in an interval", 2019).
  */
 typedef struct {
     uint64_t state, n;

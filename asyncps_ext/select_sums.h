@@ -48,11 +48,9 @@ static void aps_take_f16(aps_f32 *x, ptrdiff_t size, const aps_u32 *indices, aps
         if ((ptrdiff_t)at >= size)
             continue;
         const float value = x[at];
-        uint16_t half = aps_f32_to_f16(value);
-        half = (uint16_t)(half - ((half & 0x7fff) == 0x7c00)); /* inf: the largest number */
+        const uint16_t half = aps_sent_f16(value);
         values[i] = half;
-        /* One NaN for all: which one a difference is differs between processors. */
-        x[at] = value != value ? aps_as_f32(0x7fc00000u) : value - aps_f16_to_f32(half);
+        x[at] = aps_left_half(value, aps_f16_to_f32(half));
     }
 }
 

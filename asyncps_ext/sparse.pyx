@@ -183,7 +183,7 @@ def merge_rows(ids_a, a, ids_b, b, Py_ssize_t width, ids, out):
 
 
 def sum_groups(groups, rows, Py_ssize_t width, out):
-    """out[j] = the sum of all rows[i] with groups[i] == j, in their order; 0 where there is none."""
+    """out[j] = the sum of all rows[i] with groups[i] == j, in their order; 0 where none is."""
     check_int64(groups, "groups", False)
     check_array(rows, "rows", False)
     check_array(out, "out", True)

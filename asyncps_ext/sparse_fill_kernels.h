@@ -1,4 +1,4 @@
-/* Kernels of asyncps_ext.sparse_fill: random rows by counter, the variants and the choice of one. */
+/* Kernels of asyncps_ext.sparse_fill: random rows by counter, the variants, the choice of one. */
 #ifndef ASYNCPS_SPARSE_FILL_KERNELS_H
 #define ASYNCPS_SPARSE_FILL_KERNELS_H
 

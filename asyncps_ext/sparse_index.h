@@ -155,7 +155,7 @@ static int aps_make_room(aps_index *x, aps_segment *s, uint64_t hash)
     if (s->cells < APS_SEGMENT_CELLS)
         return aps_double_segment(x, s, hash);
     if (s->depth == x->depth) {
-        /* Fair hashes leave segments over a third full: more than 8 entries for each is bad luck. */
+        /* Fair hashes leave segments over a third full: more than 8 entries each is bad luck. */
         const uint64_t fair = 2 + 8 * ((uint64_t)x->count / (APS_SEGMENT_CELLS / 2));
         if ((uint64_t)2 << x->depth > fair)
             return aps_double_segment(x, s, hash);
@@ -260,7 +260,7 @@ static void aps_index_items(const aps_index *x, aps_i64 *ids)
     }
 }
 
-/* ------------------------------------------------------------- the same for a range of known ids */
+/* ------------------------------------------------------------ the same for a range of known ids */
 
 /* places[id - first] is the slot and one: memory that was never written reads as absent. */
 typedef struct {

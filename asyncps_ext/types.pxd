@@ -1,4 +1,4 @@
-# The checks that every array kernel makes at its door. Inline, so that nothing is called at run time.
+# The checks that every array kernel makes at its door. Inline: nothing is called at run time.
 #
 # Arrays are read through NumPy's C API and not as typed memoryviews: an unaligned array is welcome,
 # and a check costs nanoseconds where acquiring a memoryview costs half a microsecond.

@@ -304,7 +304,7 @@ def gather_rows(values, dtype, shapes, out, bint cast=False):
 
 
 def scatter_rows(buffer, dtype, shapes, outs):
-    """Copy a buffer into arrays, one behind the other; -1, or the index of one that does not fit."""
+    """Copy a buffer into arrays, one behind the other; -1, or the index of one that is unfit."""
     cdef Py_buffer view
     acquire(buffer, &view, PyBUF_SIMPLE)
     try:
@@ -314,7 +314,7 @@ def scatter_rows(buffer, dtype, shapes, outs):
 
 
 def check_rows(values, dtype, shapes, bint writable=False):
-    """Whether arrays could be gathered (or scattered to): -1, or the index of one that could not."""
+    """Whether arrays could be gathered (or scattered to): -1, or the index of one that cannot."""
     cdef tuple rows = tuple(values), forms = tuple(shapes)
     cdef Py_ssize_t i
     if PyTuple_GET_SIZE(rows) != PyTuple_GET_SIZE(forms):

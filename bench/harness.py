@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ if importlib.util.find_spec("asyncps_ext") is None:  # not installed: the one of
     sys.path.insert(0, str(HERE.parent))
 
 SIZES = {"64K": 1 << 16, "1M": 1 << 20, "16M": 1 << 24, "100M": 100 << 20}
+OTHERS_AT = ("1M", "16M")  # of those sizes other bodies are timed: twins take seconds for more
 MIN_SAMPLE_S = 20e-6  # shorter operations are timed several at once: the clock itself costs 50 ns
 MIN_SAMPLES = 10
 
@@ -43,6 +45,25 @@ def require(good: object, what: str) -> None:
     """Raise WrongValueError(what) unless `good`."""
     if not good:
         raise WrongValueError(what)
+
+
+def bodies(kernels: ModuleType, twins: ModuleType, case: str) -> Iterator[tuple[str, ModuleType]]:
+    """What has the functions of `kernels`, each with the suffix of its records.
+
+    The variant that was chosen first; then, at some sizes, the others, each in use while it is at
+    hand, and the NumPy twins.
+    """
+    yield "", kernels
+    if case not in OTHERS_AT:
+        return
+    for name in kernels._variants()[1:]:
+        before = kernels._set_variant(name)
+        try:
+            yield f"@{name}", kernels
+        finally:
+            kernels._set_variant(before)
+    if twins is not kernels:
+        yield "@numpy", twins
 
 
 @dataclass(frozen=True, slots=True)

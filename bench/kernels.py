@@ -14,11 +14,11 @@ from types import ModuleType
 
 import harness
 import numpy as np
-from kernels_quantize import other_bodies, quantize_ops
+from kernels_quantize import quantize_ops
 from kernels_select import measure_select
 from kernels_sparse import sparse_ops
 
-from asyncps_ext import COMPILED, INSTRUCTION_SET, optim, quantize, reduce
+from asyncps_ext import COMPILED, INSTRUCTION_SET, optim, quantize, reduce, reference
 
 PAGE = 4096
 HYPER = {"lr": 0.05, "wd": 1e-4, "rescale": 0.5, "clip": 0.4}
@@ -178,9 +178,8 @@ def main(argv: list[str] | None = None) -> int:
                 check()
                 share = moved / times.median_s / 1e9 / floor
                 bench.emit(name, case, times, moved, of_memcpy=share, **build)
-        measure_quantizers(bench, case, n, floor, quantize, "")
-        for variant, body in other_bodies(case):
-            measure_quantizers(bench, case, n, floor, body, f"@{variant}")
+        for suffix, body in harness.bodies(quantize, reference.quantize, case):
+            measure_quantizers(bench, case, n, floor, body, suffix)
         measure_select(bench, case, n, floor)
     return 0
 

@@ -1,35 +1,17 @@
-"""The quantizers for bench/kernels.py: gradients in few bits, each result checked by plain NumPy.
-
-Beside the variant that was chosen the others that the machine has, and the NumPy twins.
-"""
+"""The quantizers for bench/kernels.py: gradients in few bits, each result checked by NumPy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import harness
 import numpy as np
 
-from asyncps_ext import quantize, reference
-
 Ops = dict[str, tuple[Callable[[], object], Callable[[], None], int]]
 Sized = dict[str, tuple[Callable[[], object], int]]
 THRESHOLD = 0.5
 SCALE = 0.75
-OTHERS_AT = ("1M", "16M")  # sizes at which the other bodies are timed; twins take seconds for more
-
-
-def other_bodies(case: str) -> Iterator[tuple[str, ModuleType]]:
-    """The variants that were not chosen, each in use while it is at hand, and the NumPy twins."""
-    if case not in OTHERS_AT:
-        return
-    for name in quantize._variants()[1:]:
-        before = quantize._set_variant(name)
-        yield name, quantize
-        quantize._set_variant(before)
-    if reference.quantize is not quantize:
-        yield "numpy", reference.quantize
 
 
 class Gradients:
@@ -72,8 +54,8 @@ class Gradients:
             "add_int8": (lambda: body.add_int8(out, q, scales), blocks),
         }
 
-    def check_encoder(self, name: str, encode: Callable[[], object]) -> None:
-        """What is decoded of what is sent, and what is kept when nothing was before."""
+    def check_encoder(self, name: str, encode: Callable[[], object], is_kept: bool) -> None:
+        """What is decoded of what is sent, and what is kept (or not) when nothing was before."""
         g, out, t = self.g, self.out, np.float32(THRESHOLD)
         self.residual[:] = 0
         encode()
@@ -92,8 +74,8 @@ class Gradients:
         else:
             good = np.allclose(out, g, rtol=2**-8, atol=float(np.abs(g).max()) / 254)
         harness.require(good, name)
-        if self.residual.any():
-            harness.require(np.array_equal(self.residual, g - out), f"{name}: what is kept")
+        left = g - out if is_kept else np.zeros_like(g)
+        harness.require(np.array_equal(self.residual, left), f"{name}: what is kept")
 
     def check_reader(self, name: str) -> None:
         """Adding to ones is decoding and one more."""
@@ -147,8 +129,10 @@ def quantize_ops(body: ModuleType, n: int) -> Ops:
     for kept, suffix, moved in ((residual, "_kept", 12 * n), (None, "", 4 * n)):
         for name, (fn, size) in at.encoders(kept).items():
             ops[name + suffix] = (
-                fn, lambda name=name, fn=fn: at.check_encoder(name, fn), moved + size,
-            )  # fmt: skip
+                fn,
+                lambda name=name, fn=fn, kept=kept: at.check_encoder(name, fn, kept is not None),
+                moved + size,
+            )
         ops["onebit_prepare" + suffix] = (
             lambda kept=kept: body.onebit_prepare(kept, g), at.check_onebit, moved,
         )  # fmt: skip

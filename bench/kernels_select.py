@@ -5,7 +5,7 @@ Beside the compiled kernels, in each variant that the machine has, their NumPy t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import harness
@@ -15,7 +15,6 @@ from asyncps_ext import reference, select
 
 Ops = dict[str, tuple[Callable[[], object], Callable[[], None]]]
 SHARE = 100  # one element of so many is chosen
-OTHERS_AT = ("1M", "16M")  # sizes at which the other bodies are timed; twins take seconds for more
 
 
 def inputs(n: int) -> dict[str, np.ndarray]:
@@ -40,19 +39,6 @@ def largest(x: np.ndarray, k: int) -> np.ndarray:
     return np.sort(np.concatenate([above, equal[: k - above.size]]))
 
 
-def bodies(case: str) -> Iterator[tuple[str, ModuleType]]:
-    """The chosen variant, and at some sizes the others and the NumPy twin, each with its suffix."""
-    yield "", select
-    if case not in OTHERS_AT:
-        return
-    for name in select._variants()[1:]:
-        before = select._set_variant(name)
-        yield f"@{name}", select
-        select._set_variant(before)
-    if reference.select is not select:
-        yield "@numpy", reference.select
-
-
 def measure_select(bench: harness.Bench, case: str, n: int, floor: float) -> None:
     """Every kernel of every body, where one of 100 elements is chosen.
 
@@ -63,7 +49,7 @@ def measure_select(bench: harness.Bench, case: str, n: int, floor: float) -> Non
         floor: memcpy's rate in GB/s, reading and writing.
     """
     arrays = inputs(n)
-    for suffix, body in bodies(case):
+    for suffix, body in harness.bodies(select, reference.select, case):
         for name, (fn, check) in select_ops(body, arrays, n).items():
             check()
             times = harness.measure(fn, bench.seconds / (4 if suffix else 1))

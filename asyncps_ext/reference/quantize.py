@@ -11,6 +11,14 @@ With residual None it works on x = g and keeps nothing. Where nothing else is sa
 * thresholds and scales are rounded to float32 once and must be finite then (else ValueError);
 * NaN and infinities are the caller's to refuse (`count_nonfinite`); what becomes of them is told.
 
+What an encoder sends of an x that is no number, and what it keeps, in every variant the same; a NaN
+that is kept has the bits 0x7FC00000, whichever it was:
+
+* 2bit: of a NaN nothing, of an infinity the threshold with its sign; both are kept;
+* 1bit and onebit: -1 and -scale of a NaN, +-1 and +-scale of an infinity; both are kept;
+* int8: the whole block of 256 is sent as NaN and kept as NaN;
+* f16 and bf16: the infinity, or the one NaN 0x7E00 and 0x7FC0; a NaN is kept of either.
+
 Sources: MXNet 1.9.1's gradient compression for the formats of 2bit and 1bit (Strom 2015; Seide and
 others 2014); Karimireddy and others 2019 for onebit with mean(abs(x)) as its scale.
 """
@@ -34,6 +42,7 @@ from asyncps_ext.reference.checks import (
 )
 from asyncps_ext.reference.checks import set_variant as _set_variant
 from asyncps_ext.reference.checks import variants as _variants
+from asyncps_ext.reference.halves import NAN, left, one_nan, sent_bf16, sent_f16
 from asyncps_ext.reference.quantize_scan import count_nonfinite, first_nonfinite, largest
 
 __all__ = [
@@ -66,7 +75,6 @@ Bytes = NDArray[Any]
 BLOCK = 256  # values that share a scale in int8
 LANES = 8  # partial sums of onebit_prepare
 _WORD_BITS = 32
-_NAN = np.array(0x7FC00000, np.uint32).view(np.float32)
 # The largest scale: times 127 it is finite still, and the next float is not.
 _MOST_SCALE = np.array(0x7C010203, np.uint32).view(np.float32)
 
@@ -149,7 +157,7 @@ def onebit_prepare(residual: Floats | None, g: Floats) -> float:
     _check_source(residual, g)
     x = _sum(residual, g)
     if residual is not None:
-        residual[:] = x
+        residual[:] = one_nan(x)
     padded = np.zeros((-(-x.size // LANES) + 1, LANES))
     padded.reshape(-1)[LANES : LANES + x.size] = np.abs(x)
     with np.errstate(all="ignore"):
@@ -214,7 +222,7 @@ def encode_int8(payload: Bytes, scales: Floats, residual: Floats | None, g: Floa
     with np.errstate(all="ignore"):
         most = np.abs(blocks).max(axis=1)
         units = np.minimum(most / np.float32(127), _MOST_SCALE)
-        scales[:] = np.where(np.isfinite(most), units, _NAN)
+        scales[:] = np.where(np.isfinite(most), units, NAN)
         per_value = np.repeat(scales, BLOCK)[: x.size]
         ratio = np.where(per_value > 0, x / per_value, np.float32(0))
         q = np.clip(np.rint(ratio), -127, 127).astype(np.int8)
@@ -241,8 +249,8 @@ def add_int8(acc: Floats, payload: Bytes, scales: Floats) -> None:
 def encode_f16(payload: NDArray[np.uint16], residual: Floats | None, g: Floats) -> None:
     """Send the bits of x as float16.
 
-    To the nearest, ties to even, and to the largest finite value where that would be infinite: the
-    residual keeps the rest. Infinities stay so, and a NaN as in `narrow_f16`.
+    To the nearest, ties to even; a number that would become infinite is sent as the largest one
+    with its sign, and the residual keeps the rest. An infinity is sent as one, a NaN as 0x7E00.
 
     Args:
         payload: n uint16, written.
@@ -250,18 +258,16 @@ def encode_f16(payload: NDArray[np.uint16], residual: Floats | None, g: Floats) 
         g: The gradient.
     """
     x = _check_half(payload, residual, g)
-    reduce.narrow_f16(payload, x)
-    payload[np.isfinite(x) & (payload & 0x7FFF == 0x7C00)] -= 1
+    payload[:] = sent_f16(x)
     sent = np.empty_like(x)
     reduce.widen_f16(sent, payload)
     _keep(residual, x, sent)
 
 
 def encode_bf16(payload: NDArray[np.uint16], residual: Floats | None, g: Floats) -> None:
-    """Send the bits of x as bfloat16; as encode_f16, and a NaN as in `narrow_bf16`."""
+    """Send the bits of x as bfloat16; as encode_f16, and a NaN as 0x7FC0."""
     x = _check_half(payload, residual, g)
-    reduce.narrow_bf16(payload, x)
-    payload[np.isfinite(x) & (payload & 0x7FFF == 0x7F80)] -= 1
+    payload[:] = sent_bf16(x)
     sent = np.empty_like(x)
     reduce.widen_bf16(sent, payload)
     _keep(residual, x, sent)
@@ -274,8 +280,7 @@ def _sum(residual: Floats | None, g: Floats) -> Floats:
 
 def _keep(residual: Floats | None, x: Floats, sent: Floats) -> None:
     if residual is not None:
-        with np.errstate(all="ignore"):
-            residual[:] = x - sent
+        residual[:] = left(x, sent)
 
 
 def _add(acc: Floats, values: Floats) -> None:

@@ -25,7 +25,7 @@ def random_indices(seed: int, n: int, k: int, indices: NDArray[np.uint32]) -> No
     Memory and time go with k and k log k.
 
     Args:
-        seed: 0 to 2**64 - 1, see `seed_of`.
+        seed: 0 to 2**64 - 1, see `seeds.seed_of`.
         n: 0 to 2**32.
         k: 0 to n.
         indices: uint32 of k elements, written, ascending.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -15,6 +17,18 @@ SIZES = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 301)
 LARGE = 20_001
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, -3e38, 65519.0, 0.1)
+
+
+def each_variant(kernels: ModuleType) -> Any:
+    """A fixture to be called `variant`: each that this machine has, in every test of a module."""
+
+    @pytest.fixture(autouse=True, params=kernels._variants())
+    def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+        before = kernels._set_variant(request.param)
+        yield request.param
+        kernels._set_variant(before)
+
+    return variant
 
 
 def floats(size: int, dtype: str, seed: int = 0, *, special: bool = True) -> Array:
@@ -76,3 +90,10 @@ def assert_same(actual: Array, expected: Array) -> None:
     np.testing.assert_array_equal(
         np.ascontiguousarray(actual).view(bits), np.ascontiguousarray(expected).view(bits)
     )
+
+
+def assert_bits(actual: Array, expected: Array) -> None:
+    """Equal bit for bit, NaN too."""
+    assert actual.dtype == expected.dtype
+    word = np.dtype(f"u{actual.dtype.itemsize}")
+    np.testing.assert_array_equal(actual.copy().view(word), expected.copy().view(word))

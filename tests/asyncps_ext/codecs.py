@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncps_ext import quantize, reduce, reference
-from tests.asyncps_ext.arrays import LARGE, SIZES, Array
+from tests.asyncps_ext.arrays import LARGE, SIZES, Array, each_variant
 
 BODIES = pytest.mark.parametrize(
     "body", [quantize, reference.quantize], ids=["chosen", "reference"]
@@ -20,12 +20,7 @@ BLOCK = 256
 EVERY_SIZE = (*SIZES, 255, 256, 257, 511, 513, LARGE)
 
 
-@pytest.fixture(autouse=True, params=quantize._variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each variant that this machine has, in every test of the module that imports this."""
-    before = quantize._set_variant(request.param)
-    yield request.param
-    quantize._set_variant(before)
+variant = each_variant(quantize)
 
 
 def word_bytes(n: int, bits: int) -> int:

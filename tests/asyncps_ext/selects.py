@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from asyncps_ext import reference, select
-from tests.asyncps_ext.arrays import LARGE, LAYOUTS, SIZES, Array, floats
+from tests.asyncps_ext.arrays import LARGE, LAYOUTS, SIZES, Array, each_variant, floats
 
 BODIES = pytest.mark.parametrize("body", [select, reference.select], ids=["chosen", "reference"])
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 ALL_SIZES = (*SIZES, 1000, LARGE)
 
 
-@pytest.fixture(autouse=True, params=select._variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each variant that this machine has, in every test of the module that imports this."""
-    before = select._set_variant(request.param)
-    yield request.param
-    select._set_variant(before)
+variant = each_variant(select)
 
 
 def bits_of(x: Array) -> Array:
     """The bits of float32 as uint32."""
     return x.copy().view(np.uint32)
-
-
-def assert_bits(actual: Array, expected: Array) -> None:
-    """Equal bit for bit, NaN too."""
-    assert actual.dtype == expected.dtype
-    word = np.dtype(f"u{actual.dtype.itemsize}")
-    np.testing.assert_array_equal(actual.copy().view(word), expected.copy().view(word))
 
 
 def magnitudes(x: Array) -> Array:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncps_ext import optim, reference
-from tests.asyncps_ext.arrays import LAYOUTS
+from tests.asyncps_ext.arrays import LAYOUTS, each_variant
 
 BODIES = pytest.mark.parametrize("body", [optim, reference.optim], ids=["chosen", "reference"])
 FLOATS = pytest.mark.parametrize("dtype", ["float32", "float64"])
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
-@pytest.fixture(autouse=True, params=optim._variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each variant that this machine has, in every test of the module that imports this."""
-    before = optim._set_variant(request.param)
-    yield request.param
-    optim._set_variant(before)
+variant = each_variant(optim)
 
 
 def clipped(x: Any, clip: Any) -> Any:

@@ -23,7 +23,7 @@ NAMES = {
     "sparse_fill": ["fill_uniform", "fill_normal"],
     "quantize": ["count_nonfinite", "largest", "encode_2bit", "decode_1bit", "onebit_prepare",
                  "add_int8", "encode_f16", "encode_bf16"],
-    "select": ["topk", "threshold", "count_threshold", "random_indices", "seed_of", "take",
+    "select": ["topk", "threshold", "count_threshold", "random_indices", "take",
                "take_f16", "dgc_accumulate", "dgc_mask", "add_at", "add_at_f16", "set_at", "merge"],
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import ml_dtypes
@@ -16,6 +16,7 @@ from tests.asyncps_ext.arrays import (
     SIZES,
     Array,
     assert_same,
+    each_variant,
     floats,
     integers,
     numbers,
@@ -28,11 +29,7 @@ BODIES = pytest.mark.parametrize("body", [reduce, reference.reduce], ids=["chose
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
-@pytest.fixture(autouse=True, params=reduce._variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = reduce._set_variant(request.param)
-    yield request.param
-    reduce._set_variant(before)
+variant = each_variant(reduce)
 
 
 def expected_sum(acc: Array, x: Array) -> Array:

@@ -11,11 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncps_ext import reference, select
-from tests.asyncps_ext.arrays import Array, floats, read_only, unaligned
+from tests.asyncps_ext.arrays import Array, assert_bits, floats, read_only, unaligned
 from tests.asyncps_ext.selects import (
     ALL_SIZES,
     BODIES,
-    assert_bits,
     bits_of,
     layouts,
     magnitudes,
@@ -135,15 +134,9 @@ def test_topk_equals_the_model(data: st.DataObject) -> None:
     x = np.tile(np.array(words, np.uint32), repeat).view(np.float32)
     k = data.draw(st.integers(0, x.size))
     expected = sorted_topk(x, k)
-    before = select._set_variant(select._variants()[0])
-    try:
-        for name in select._variants():
-            select._set_variant(name)
-            indices, values = topk(select, x, k)
-            np.testing.assert_array_equal(indices, expected)
-            assert_bits(values, x[indices])
-    finally:
-        select._set_variant(before)
+    indices, values = topk(select, x, k)
+    np.testing.assert_array_equal(indices, expected)
+    assert_bits(values, x[indices])
 
 
 @BODIES
@@ -222,35 +215,48 @@ def test_a_threshold_is_a_number(body: ModuleType) -> None:
     with pytest.raises(ValueError, match="t must be a number, not nan"):
         body.count_threshold(x, float("nan"))
     assert body.count_threshold(x, -0.0) == 3
+    assert body.count_threshold(x, -1e-60) == 3
     assert body.count_threshold(np.float32([0.1]), 0.1) == 1  # t is rounded to float32
     with pytest.raises(TypeError, match="x must be float32, not int64"):
         body.count_threshold(np.ones(3, "i8"), 1.0)
+
+
+@BODIES
+@pytest.mark.parametrize("t", [1e-60, 5e-324, 2.0**-150])
+def test_a_threshold_that_float32_rounds_to_0_is_refused(body: ModuleType, t: float) -> None:
+    x, indices, values = np.zeros(3, "f4"), np.zeros(3, "u4"), np.ones(3, "f4")
+    message = f"t must be above 0 as a float32 too, not {t!r}"
+    with pytest.raises(ValueError, match=message):
+        body.threshold(x, t, indices, values)
+    with pytest.raises(ValueError, match=message):
+        body.count_threshold(x, t)
+    assert values.tolist() == [1, 1, 1]
+    x[1] = 2.0**-149
+    assert body.threshold(x, np.nextafter(2.0**-150, 1), indices, values) == 1
 
 
 @example(words=[0x3DCCCCCD] * 9, t=0.1, room=8)
 @settings(max_examples=60, deadline=None)
 @given(
     words=st.lists(st.integers(0, (1 << 32) - 1), max_size=200),
-    t=st.floats(allow_nan=False),
+    t=st.floats(allow_nan=False).filter(lambda t: not 0 < t <= 2.0**-150),
     room=st.integers(0, 200),
 )
 def test_threshold_and_its_twin_agree(words: list[int], t: float, room: int) -> None:
     x = np.array(words, np.uint32).view(np.float32)
     count = reference.select.count_threshold(x, t)
-    for name in select._variants():
-        before = select._set_variant(name)
-        try:
-            assert select.count_threshold(x, t) == count
-            if room < count:
-                continue
-            ours = np.zeros(room, "u4"), np.zeros(room, "f4")
-            twins = np.zeros(room, "u4"), np.zeros(room, "f4")
-            assert select.threshold(x, t, *ours) == count
-            assert reference.select.threshold(x, t, *twins) == count
-            assert_bits(ours[0][:count], twins[0][:count])
-            assert_bits(ours[1][:count], twins[1][:count])
-        finally:
-            select._set_variant(before)
+    assert select.count_threshold(x, t) == count
+    ours = np.zeros(room, "u4"), np.zeros(room, "f4")
+    twins = np.zeros(room, "u4"), np.zeros(room, "f4")
+    if room < count:
+        for body, arrays in ((select, ours), (reference.select, twins)):
+            with pytest.raises(ValueError, match=f"expected {count} or more"):
+                body.threshold(x, t, *arrays)
+        return
+    assert select.threshold(x, t, *ours) == count
+    assert reference.select.threshold(x, t, *twins) == count
+    assert_bits(ours[0][:count], twins[0][:count])
+    assert_bits(ours[1][:count], twins[1][:count])
 
 
 def test_unaligned_twins_are_the_same(variant: str) -> None:

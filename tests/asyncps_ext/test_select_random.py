@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncps_ext import reference, select
-from asyncps_ext.seeds import seed_of
-from tests.asyncps_ext.arrays import Array, read_only, unaligned
-from tests.asyncps_ext.selects import BODIES, assert_bits
+from tests.asyncps_ext.arrays import Array, assert_bits, read_only, unaligned
+from tests.asyncps_ext.selects import BODIES
 
 WORD = 1 << 64
 
@@ -173,31 +171,3 @@ def test_arguments_are_checked(body: ModuleType) -> None:
     odd = unaligned(np.zeros(30, np.uint32))
     body.random_indices(1, 100, 30, odd)
     assert odd.tolist() == model(1, 100, 30)
-
-
-# -------------------------------------------------------------------------------------------- seeds
-
-
-def test_a_seed_is_the_hash_of_its_parts_as_written() -> None:
-    written = b"s" + (3).to_bytes(8, "little") + b"job" + b"i" + (2).to_bytes(8, "little") + b"-7"
-    written += b"b" + (0).to_bytes(8, "little")
-    digest = hashlib.blake2b(written, digest_size=8).digest()
-    assert seed_of("job", -7, b"") == int.from_bytes(digest, "little")
-    assert select.seed_of is seed_of
-    assert reference.select.seed_of is seed_of
-
-
-def test_no_two_lists_of_parts_are_written_alike() -> None:
-    lists: list[tuple[int | str | bytes, ...]] = [
-        (), (0,), ("",), (b"",), ("0",), (b"0",), (0, 0), ("ab", "c"), ("a", "bc"), ("abc",),
-        (1, 23), (12, 3), (-1,), (1 << 64,), (1,), ("\udcff",), ("si",), ("s", "i"),
-    ]  # fmt: skip
-    seeds = [seed_of(*parts) for parts in lists]
-    assert len(set(seeds)) == len(lists)
-    assert all(0 <= seed < WORD for seed in seeds)
-
-
-@pytest.mark.parametrize("part", [True, None, 1.5, ("a",), bytearray(b"a"), np.int64(3)])
-def test_a_part_is_an_integer_text_or_bytes(part: object) -> None:
-    with pytest.raises(TypeError, match=f"int, str and bytes, not {type(part).__name__}"):
-        seed_of("job", part)  # type: ignore[arg-type]

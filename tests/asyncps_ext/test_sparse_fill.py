@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from types import ModuleType
 
 import numpy as np
 import pytest
 
 from asyncps_ext import reference, sparse_fill
-from tests.asyncps_ext.arrays import Array, assert_same, read_only, unaligned
+from tests.asyncps_ext.arrays import Array, assert_same, each_variant, read_only, unaligned
 
 BODIES = pytest.mark.parametrize(
     "body", [sparse_fill, reference.sparse_fill], ids=["chosen", "reference"]
@@ -20,11 +19,7 @@ reals = pytest.mark.parametrize("dtype", ["float32", "float64"])
 KEY = 0x1234_5678_9ABC_DEF0
 
 
-@pytest.fixture(autouse=True, params=sparse_fill._variants())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = sparse_fill._set_variant(request.param)
-    yield request.param
-    sparse_fill._set_variant(before)
+variant = each_variant(sparse_fill)
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:

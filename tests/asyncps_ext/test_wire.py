@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import struct
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncps_ext import reference, wire
-from tests.asyncps_ext.arrays import unaligned
+from tests.asyncps_ext.arrays import each_variant, unaligned
 
 BODIES = pytest.mark.parametrize("body", [wire, reference.wire], ids=["chosen", "reference"])
 
@@ -44,11 +43,7 @@ F32 = np.dtype(np.float32)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-@pytest.fixture(autouse=True, params=wire._variants(), scope="module")
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = wire._set_variant(request.param)
-    yield request.param
-    wire._set_variant(before)
+variant = each_variant(wire)
 
 
 # ----------------------------------------------------------------------------------------- headers

@@ -13,6 +13,7 @@ cdef extern from "sparse_rows.h" nogil:
         char **blocks
         int shift
         Py_ssize_t row
+        int64_t rows
     Py_ssize_t aps_check_slots(const aps_i64 *slots, Py_ssize_t n, int64_t rows) noexcept
 
 
@@ -69,7 +70,7 @@ cdef inline int open_blocks(
             table.shift = 0
             while each >> table.shift > 1:
                 table.shift += 1
-        total = each * many
+        total = table.rows = each * many
         bad = aps_check_slots(<const aps_i64 *>data(slots), length(slots), total)
         if bad >= 0:
             raise IndexError(f"slot {slots[bad]} at {bad} is outside of the {total} rows")

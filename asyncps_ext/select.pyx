@@ -71,9 +71,10 @@ cdef int check_ascending(object indices, str name, uint64_t limit) except -1:
             bad = aps_check_ids_u32(at, n, <int64_t>limit)
     if bad < 0:
         return 0
-    if at[bad] >= limit:
-        raise ValueError(f"{name}[{bad}] is {at[bad]}, expected less than {limit}")
-    raise ValueError(f"{name}[{bad}] is {at[bad]} after {at[bad - 1]}, expected ascending ones")
+    cdef uint64_t found = at[bad]
+    if bad == 0 or found >= limit:
+        raise ValueError(f"{name}[{bad}] is {found}, expected less than {limit}")
+    raise ValueError(f"{name}[{bad}] is {found} after {at[bad - 1]}, expected ascending ones")
 
 
 cdef int check_places(

@@ -23,7 +23,7 @@ cdef extern from "sparse_kernels.h" nogil:
     ) noexcept
     ctypedef void (*aps_sum_groups)(
         const aps_i64 *group, Py_ssize_t n, const char *rows, char *out, char *seen,
-        Py_ssize_t width
+        Py_ssize_t many, Py_ssize_t width
     ) noexcept
     const aps_scatter_add aps_scatter_adds[6]
     const aps_merge aps_merges[6]
@@ -103,6 +103,7 @@ cdef int open_table(
 def gather_rows_at(list blocks not None, Py_ssize_t width, slots, out):
     """out[i] = row slots[i] of the table."""
     cdef aps_rows table
+    blocks = list(blocks)  # the caller's own may lose one during the call
     open_table(&table, blocks, width, slots, out, "out", False)
     cdef Py_ssize_t n = length(slots)
     cdef const aps_i64 *which = <const aps_i64 *>data(slots)
@@ -118,6 +119,7 @@ def gather_rows_at(list blocks not None, Py_ssize_t width, slots, out):
 def scatter_set_at(list blocks not None, Py_ssize_t width, slots, rows):
     """Row slots[i] of the table = rows[i]; of a slot that comes twice the last one counts."""
     cdef aps_rows table
+    blocks = list(blocks)
     open_table(&table, blocks, width, slots, rows, "rows", True)
     cdef Py_ssize_t n = length(slots)
     cdef const aps_i64 *which = <const aps_i64 *>data(slots)
@@ -133,6 +135,7 @@ def scatter_set_at(list blocks not None, Py_ssize_t width, slots, rows):
 def scatter_add_at(list blocks not None, Py_ssize_t width, slots, rows):
     """Row slots[i] of the table += rows[i], one after another. Integers wrap."""
     cdef aps_rows table
+    blocks = list(blocks)
     check_array(rows, "rows", False)
     cdef aps_scatter_add kernel = aps_scatter_adds[dtype_of(rows, "rows")]
     open_table(&table, blocks, width, slots, rows, "rows", True)
@@ -207,7 +210,7 @@ def sum_groups(groups, rows, Py_ssize_t width, out):
         raise MemoryError()
     out[:] = 0
     with nogil:
-        kernel(which, n, from_, to, seen, width)
+        kernel(which, n, from_, to, seen, many, width)
     free(seen)
 
 

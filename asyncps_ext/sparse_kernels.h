@@ -16,8 +16,10 @@ static APS_INLINE void aps_gather_loop(const aps_rows *t, const aps_i64 *slots, 
 {
     for (ptrdiff_t i = 0; i < n; i++) {
         if (row > 8 && i + APS_AHEAD < n)
-            aps_ask_for(aps_row_at(t, slots[i + APS_AHEAD]), row);
-        memcpy(out + i * row, aps_row_at(t, slots[i]), (size_t)row);
+            aps_ask_for_row(t, slots[i + APS_AHEAD]);
+        const int64_t slot = slots[i];
+        if (aps_has_row(t, slot))
+            memcpy(out + i * row, aps_row_at(t, slot), (size_t)row);
     }
 }
 
@@ -26,8 +28,10 @@ static APS_INLINE void aps_scatter_loop(const aps_rows *t, const aps_i64 *slots,
 {
     for (ptrdiff_t i = 0; i < n; i++) {
         if (row > 8 && i + APS_AHEAD < n)
-            aps_ask_for(aps_row_at(t, slots[i + APS_AHEAD]), row);
-        memcpy(aps_row_at(t, slots[i]), rows + i * row, (size_t)row);
+            aps_ask_for_row(t, slots[i + APS_AHEAD]);
+        const int64_t slot = slots[i];
+        if (aps_has_row(t, slot))
+            memcpy(aps_row_at(t, slot), rows + i * row, (size_t)row);
     }
 }
 
@@ -60,7 +64,7 @@ typedef ptrdiff_t (*aps_merge)(const aps_i64 *ia, const char *a_, ptrdiff_t na,
                                const aps_i64 *ib, const char *b_, ptrdiff_t nb,
                                aps_i64 *ids, char *out_, ptrdiff_t width);
 typedef void (*aps_sum_groups)(const aps_i64 *group, ptrdiff_t n, const char *rows_,
-                               char *out_, char *seen, ptrdiff_t width);
+                               char *out_, char *seen, ptrdiff_t many, ptrdiff_t width);
 
 #define APS_SPARSE(suffix, T)                                                                \
     static void aps_scatter_add_##suffix(const aps_rows *t, const aps_i64 *slots, ptrdiff_t n, \
@@ -69,8 +73,11 @@ typedef void (*aps_sum_groups)(const aps_i64 *group, ptrdiff_t n, const char *ro
         const T *rows = (const T *)rows_;                                                    \
         for (ptrdiff_t i = 0; i < n; i++, rows += width) {                                   \
             if (i + APS_AHEAD < n)                                                           \
-                aps_ask_for(aps_row_at(t, slots[i + APS_AHEAD]), t->row);                    \
-            T *acc = (T *)aps_row_at(t, slots[i]);                                           \
+                aps_ask_for_row(t, slots[i + APS_AHEAD]);                                    \
+            const int64_t slot = slots[i];                                                   \
+            if (!aps_has_row(t, slot))                                                       \
+                continue;                                                                    \
+            T *acc = (T *)aps_row_at(t, slot);                                               \
             APS_INDEPENDENT                                                                  \
             for (ptrdiff_t j = 0; j < width; j++)                                            \
                 acc[j] = (T)(acc[j] + rows[j]);                                              \
@@ -134,14 +141,18 @@ typedef void (*aps_sum_groups)(const aps_i64 *group, ptrdiff_t n, const char *ro
         }                                                                                    \
         return k + (na - i) + (nb - j);                                                      \
     }                                                                                        \
-    static void aps_sum_groups_##suffix(const aps_i64 *group, ptrdiff_t n, const char *rows_, \
-                                        char *out_, char *seen, ptrdiff_t width)             \
+    static void aps_sum_groups_##suffix(const aps_i64 *group, ptrdiff_t n, const char *rows_,\
+                                        char *out_, char *seen, ptrdiff_t many,              \
+                                        ptrdiff_t width)                                     \
     {                                                                                        \
         const T *rows = (const T *)rows_;                                                    \
         for (ptrdiff_t i = 0; i < n; i++, rows += width) {                                   \
-            T *acc = (T *)out_ + group[i] * width;                                           \
-            if (!seen[group[i]]) {                                                           \
-                seen[group[i]] = 1;                                                          \
+            const int64_t at = group[i];                                                     \
+            if ((uint64_t)at >= (uint64_t)many)                                              \
+                continue; /* changed since it was checked */                                 \
+            T *acc = (T *)out_ + at * width;                                                 \
+            if (!seen[at]) {                                                                 \
+                seen[at] = 1;                                                                \
                 memcpy(acc, rows, (size_t)width * sizeof(T));                                \
                 continue;                                                                    \
             }                                                                                \

@@ -40,7 +40,8 @@ static ptrdiff_t aps_unique_bitmap(const aps_i64 *ids, ptrdiff_t n, int64_t low,
         k = 0;
         for (ptrdiff_t i = 0; i < n; i++) {
             const uint64_t at = (uint64_t)ids[i] - (uint64_t)low;
-            bits[at / 64] |= (uint64_t)1 << (at % 64);
+            if (at <= span) /* else it has changed meanwhile */
+                bits[at / 64] |= (uint64_t)1 << (at % 64);
         }
         for (size_t w = 0; w < words; w++) {
             before[w] = k;
@@ -48,7 +49,8 @@ static ptrdiff_t aps_unique_bitmap(const aps_i64 *ids, ptrdiff_t n, int64_t low,
                 unique[k++] = (int64_t)((uint64_t)low + w * 64 + (uint64_t)__builtin_ctzll(rest));
         }
         for (ptrdiff_t i = 0; i < n; i++) {
-            const uint64_t at = (uint64_t)ids[i] - (uint64_t)low;
+            const uint64_t given = (uint64_t)ids[i] - (uint64_t)low;
+            const uint64_t at = given <= span ? given : span;
             const uint64_t below = bits[at / 64] & (((uint64_t)1 << (at % 64)) - 1);
             inverse[i] = before[at / 64] + __builtin_popcountll(below);
         }

@@ -96,9 +96,9 @@ class CheckpointVerbs:
     def _followers(self) -> Followers:
         return self._core.followers
 
-    def _tell_followers(self, *, loaded: bool = False) -> None:
+    def _tell_followers(self, *, weights: bool = False) -> None:
         client = self._core.client
-        self._followers.changed(client.optimizer, client.hyper, loaded=loaded)
+        self._followers.changed(client.optimizer, client.hyper, weights=weights)
 
     def _load(self, verb: str, path: Path, *, weights: bool) -> None:
         load = partial(together.load, refusal=partial(self._followers.refusal, verb))
@@ -110,7 +110,7 @@ class CheckpointVerbs:
                 self._followers.given_up(ClusterError(
                     "a load of the store was given up", expected="load again"))
             raise
-        self._tell_followers(loaded=True)
+        self._tell_followers(weights=True)
 
     def _at_once(self, verb: Any, path: Path, *, weights: bool) -> None:
         with self._core.lanes_closed():
@@ -139,13 +139,26 @@ class AsyncCheckpointVerbs:
         await _carry_out(self._core, together.load, path, weights=False)
 
 
-def _carry_out(core: Core, verb: Any, path: Path, *, weights: bool) -> Coroutine[Any, Any, None]:
-    core.check_open()
-    given: Any = path
-    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
+def check_path(path: object) -> None:
+    """Refuse what names no directory.
+
+    Raises:
+        ConfigError: It says why.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         raise ConfigError("a checkpoint stands in a directory", expected="a str or a Path",
                           got=type(path).__name__)
-    if "\0" in os.fspath(given) or not os.fspath(given):
-        raise ConfigError("no name of a directory", expected="a path", got=repr(given))
+    text = os.fspath(path)
+    try:
+        name = os.fsencode(text)
+    except UnicodeEncodeError:
+        name = b""
+    if not name or b"\0" in name:
+        raise ConfigError("no name of a directory", expected="a path", got=repr(text))
+
+
+def _carry_out(core: Core, verb: Any, path: Path, *, weights: bool) -> Coroutine[Any, Any, None]:
+    core.check_open()
+    check_path(path)
     work: Coroutine[Any, Any, None] = verb(core.worker, core.client, path, weights=weights)
     return work

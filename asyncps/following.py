@@ -105,9 +105,19 @@ class Followers:
                 return error
         return None
 
-    def changed(self, optimizer: str | None, hyper: Mapping[str, Any], *, loaded: bool = False
+    def check_join(self) -> None:
+        """Refuse a join of workers that update by themselves.
+
+        Raises:
+            ConfigError: A worker that has joined would miss the updates of the others for good.
+        """
+        if any(not entry.on_store for entry in self._listed()):
+            raise ConfigError("join on a store whose trainer updates at the workers",
+                              expected="update_on_kvstore=True, or equally many steps")
+
+    def changed(self, optimizer: str | None, hyper: Mapping[str, Any], *, weights: bool = False
                 ) -> None:
-        """Tell all that the store has this optimizer now; when it was loaded, other values too.
+        """Tell all that the store has this optimizer now, and may have other `weights`.
 
         Raises:
             AsyncPSError: The first error of a trainer, when all have been told.
@@ -120,7 +130,7 @@ class Followers:
         failed: AsyncPSError | None = None
         for trainer in self._alive():
             try:
-                trainer._take(weights=loaded)
+                trainer._take(weights=weights)
             except AsyncPSError as error:
                 trainer._bar(error)
                 failed = failed or error

@@ -196,12 +196,18 @@ class KVStore(StoreFacts, CheckpointVerbs, CompressionVerbs, RowVerbs, LaterVerb
         Returns:
             The rank of the worker that joined last.
 
+        Trainers of this store have the weights of the last round afterwards.
+
         Raises:
+            ConfigError: A trainer of this store updates at the workers.
             WorkerLost: A worker was lost, unless the job goes on without it.
             AsyncPSError: An earlier push failed; this worker has not joined.
         """
+        self._followers.check_join()
         with self._core.lanes_closed():
-            return self._runtime.run(self._core.join)
+            last = self._runtime.run(self._core.join)
+        self._tell_followers(weights=True)
+        return last
 
     def close(self) -> None:
         """Wait until pushes are accepted, then leave for good."""

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from asyncps.checkpointverbs import check_path
 from asyncps.errors import CheckpointError, OptimizerError
 from asyncps.following import Followers
 from asyncps.localtables import LocalTables
-from asyncps.localvalues import Kind, Value, check_same, describe, restore
+from asyncps.localvalues import Kind, Value, alone, check_same, describe, restore
 from asyncps.tensor import checkpoint
 from asyncps.values import Array, Key
 
@@ -32,6 +33,7 @@ class LocalCheckpointVerbs:
     _updater: Updater | None
     _check_open: Callable[[], None]
 
+    @alone
     def save(self, directory: Path) -> None:
         """Write values, what the optimizer keeps, its hyper-parameters and the clocks.
 
@@ -44,9 +46,11 @@ class LocalCheckpointVerbs:
             ConfigError: A trainer of this store updates outside of it, and has the weights.
         """
         self._check_open()
+        check_path(directory)
         self._refuse("save", None)
         self._write(directory, {key: value.array for key, value in self._values.items()}, True)
 
+    @alone
     def load(self, directory: Path) -> None:
         """Take values, optimizer and clocks from what `save` of any store has written.
 
@@ -61,10 +65,14 @@ class LocalCheckpointVerbs:
             ConfigError: As `save`.
         """
         self._check_open()
+        check_path(directory)
         found = checkpoint.read(directory)
         lacking = [key for key in self._values if key not in found.weights]
         if lacking:
-            raise CheckpointError("a checkpoint that lacks a key of this store", key=lacking[0])
+            alone = not found.weights and bool(found.state)
+            raise CheckpointError("a checkpoint that lacks a key of this store", key=lacking[0],
+                                  expected="load_optimizer_states of states without weights"
+                                  if alone else None)
         made = {key: Value(key, array) for key, array in found.weights.items()}
         for key, value in self._values.items():
             check_same(key, value.array, made[key].array)
@@ -75,8 +83,9 @@ class LocalCheckpointVerbs:
         for key, value in known.items():  # in place: an adopted array is the caller's
             np.copyto(value.array, made[key].array)
             made[key].array = value.array
-        self._tell_followers(loaded=True)
+        self._tell_followers(weights=True)
 
+    @alone
     def save_optimizer_states(self, path: Path, dump_optimizer: bool = True) -> None:
         """Write what the optimizer keeps for each key, without the values.
 
@@ -90,10 +99,12 @@ class LocalCheckpointVerbs:
             CheckpointError: As `save`.
         """
         self._check_open()
+        check_path(path)
         if self._optimizer is None:
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
         self._write(path, {}, False)
 
+    @alone
     def load_optimizer_states(self, path: Path) -> None:
         """Take optimizer, its hyper-parameters and states from a checkpoint; values stay.
 
@@ -102,6 +113,7 @@ class LocalCheckpointVerbs:
             CheckpointError: It cannot be read, or its states are not those of this store's keys.
         """
         self._check_open()
+        check_path(path)
         found = checkpoint.read(path)
         if found.meta.get("optimizer") is None:
             raise OptimizerError("a checkpoint without an optimizer", got=path)
@@ -109,7 +121,7 @@ class LocalCheckpointVerbs:
         tables = self._tables.compare(found, self._values, weights=False)
         self._take("load_optimizer_states", found, made)
         self._tables.take(found, tables, weights=False)
-        self._tell_followers(loaded=True)
+        self._tell_followers(weights=True)
 
     # ---- inside ----
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -21,11 +22,20 @@ from asyncps.errors import (
 from asyncps.following import Followers
 from asyncps.localcheckpoints import LocalCheckpointVerbs, Updater
 from asyncps.localtables import LocalHandle, LocalRowVerbs, LocalTable, LocalTables
-from asyncps.localvalues import Kind, Value, check_outs, check_same
-from asyncps.state.keys import unknown_key
+from asyncps.localvalues import Kind, Value, alone, check_outs, check_same
+from asyncps.state.keys import check_key, unknown_key
 from asyncps.tablevalues import check_shape
 from asyncps.tensor import updates
-from asyncps.values import Array, Key, as_keys, as_values, device_values, host_array, merged
+from asyncps.values import (
+    Array,
+    Key,
+    as_keys,
+    as_values,
+    check_text,
+    device_values,
+    host_array,
+    merged,
+)
 
 
 class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
@@ -55,13 +65,18 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         self._closed = False
         self._rounds = 0
         self._followers = Followers()
+        self._lock = threading.RLock()
 
+    @alone
     def init(
         self, key: Any, value: Any, *, shape: Any = None, dtype: Any = np.float32
     ) -> None:
         """Initialise keys; one that exists is checked and not changed."""
         self._check_open()
         keys, listed = as_keys(key)
+        check_text(keys)
+        for name in keys:
+            check_key(name)
         made: dict[Key, Value] = {}
         tables: dict[Key, LocalTable] = {}
         values = as_values(len(keys), value, listed)
@@ -83,6 +98,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         self._values.update(made)
         self._tables.add(tables)
 
+    @alone
     def assign(self, key: Any, value: Any) -> None:
         """Overwrite values."""
         keys, arrays = self._arrays(key, value)
@@ -93,6 +109,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
             self._values[name].array = array.copy()
             self._values[name].state.pop(updates.MASTER, None)
 
+    @alone
     def push(self, key: Any, value: Any, priority: int = 0, copy: bool = True) -> LocalHandle:
         """Replace values by what is pushed, or let the optimizer or the updater use it."""
         keys, arrays = self._arrays(key, value)
@@ -111,6 +128,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         self._rounds += 1
         return LocalHandle()
 
+    @alone
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:
@@ -123,6 +141,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         result = outs if listed else outs[0]
         return LocalHandle(result) if async_op else result
 
+    @alone
     def pushpull(
         self, key: Any, value: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:
@@ -136,11 +155,13 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         self.push(key, value, priority)
         return self.pull(key, out, priority, async_op)
 
+    @alone
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
         """`init`, then `pull` into `out`."""
         self.init(key, value)
         return self.pull(key, out, priority)
 
+    @alone
     def set_optimizer(
         self, optimizer: str | optim.Optimizer, optimizer_params: Mapping[str, Any] | None = None,
         **hyper: Any,
@@ -149,6 +170,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         self._check_open()
         self._use(optim.resolve(optimizer, optim.words_of(optimizer_params, hyper)), keep=False)
 
+    @alone
     def _take_optimizer(self, optimizer: optim.Optimizer) -> None:
         """As `set_optimizer`; but what is kept for one of that name stays."""
         self._use(optimizer, keep=self.optimizer == optimizer.name)
@@ -160,9 +182,10 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
             self._forget()
         self._tell_followers()
 
-    def _tell_followers(self, *, loaded: bool = False) -> None:
-        self._followers.changed(self.optimizer, self.hyperparameters, loaded=loaded)
+    def _tell_followers(self, *, weights: bool = False) -> None:
+        self._followers.changed(self.optimizer, self.hyperparameters, weights=weights)
 
+    @alone
     def set_hyperparameters(self, **hyper: Any) -> None:
         """Change some hyper-parameters and keep the optimizer's state."""
         self._check_open()
@@ -172,6 +195,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         self._hyper = updates.prepared(changed)
         self._tell_followers()
 
+    @alone
     def set_updater(self, updater: Updater | None) -> None:
         """Let a function make the new values: `updater(key, input, stored)` on each push.
 
@@ -202,6 +226,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         self._check_open()
         return 0
 
+    @alone
     def close(self) -> None:
         """Forget all values."""
         self._closed = True
@@ -214,6 +239,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @alone
     def statistics(self) -> dict[str, Any]:
         """Return plain data."""
         self._check_open()
@@ -242,6 +268,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
         """Nobody can be lost."""
         return 0
 
+    @alone
     def adopt(self, key: Key, array: Array) -> None:
         """Keep the caller's own array as a key's value, so that updates write into it.
 

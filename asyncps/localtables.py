@@ -16,7 +16,9 @@ from asyncps.errors import (
     TensorError,
     UnknownKey,
 )
+from asyncps.localvalues import alone
 from asyncps.roles.tableunit import check_optimizer
+from asyncps.state.tables import check_spec
 from asyncps.tablevalues import (
     INITIALIZERS,
     check_like,
@@ -50,6 +52,7 @@ class LocalTable:
 
     def __init__(self, key: Key, value: Any, shape: Any, dtype: Any) -> None:
         self.spec, first = first_rows(key, value, shape, dtype)
+        check_spec(self.spec)
         self.key = key
         self.shape = tuple(self.spec.shape)
         self.dtype = dtypes.numpy_dtype(self.spec.dtype)
@@ -290,6 +293,7 @@ class LocalRowVerbs:
     _tables: LocalTables
     _check_open: Any
 
+    @alone
     def row_sparse_pull(
         self, key: Any, row_ids: Any, out: Any = None, priority: int = 0, async_op: bool = False
     ) -> Any:

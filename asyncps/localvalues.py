@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -20,8 +21,20 @@ from asyncps.tensor.checkpoint import Checkpoint
 from asyncps.tensor.checkpointmeta import clocks_of
 from asyncps.values import Array, Key, check_apart, device_values, key_spec
 
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 Kind = type[optim.Optimizer]
 Hyper = Mapping[str, Any]
+
+
+def alone(verb: Verb) -> Verb:
+    """Let one thread at a time be in the verbs of a store."""
+
+    @wraps(verb)
+    def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return verb(self, *args, **kwargs)
+
+    return cast(Verb, locked)
 
 
 class Value:

@@ -1,7 +1,8 @@
 """The course of a launch as a pure state machine: who ended, what that means, what to do next.
 
     starting --announced--> running --last worker ended with 0--> leaving --all ended--> over
-       any of these --a failure--> speaking --1 s--> terminating --> over     (failure: exit not 0)
+       any of these --a failure--> speaking --1 s--> terminating --> over     (failure: exit not 0;
+                                                                     3.5 s if it is the scheduler's)
        any of these --signal of the user--> terminating --> over
 
 Over means that whoever is still alive is killed. A job that goes on without lost workers fails by
@@ -29,12 +30,14 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Seconds that each phase may take; a failed job has ended 3 s after the first failure.
+    """Seconds that each phase may take; a failed job has ended 3 s after the first failure, or
+    5 s after that of the scheduler.
 
     Attributes:
         announce: The scheduler's first line.
         report: Telling the scheduler of a death.
         speak: Survivors say what they saw and end by themselves.
+        unheard: The same where nobody can tell them, since the scheduler itself has failed.
         terminate: From SIGTERM to SIGKILL after a failure.
         interrupt: From SIGTERM to SIGKILL after a signal of the user.
         leave: Servers and scheduler end by themselves after the last worker.
@@ -45,6 +48,7 @@ class Deadlines:
     announce: float = 20.0
     report: float = 0.6
     speak: float = 1.0
+    unheard: float = 3.5
     terminate: float = 0.7
     interrupt: float = 1.0
     leave: float = 10.0
@@ -164,9 +168,11 @@ class Course:
         return self._lose(member, 1, reason, now, tell_scheduler=False)
 
     def reported(self, now: float) -> None:
-        """The scheduler knows; the survivors' second begins."""
+        """The scheduler knows, or is what has failed; the survivors' time begins."""
         if self.phase is Phase.SPEAKING:
-            self._deadline = now + self._deadlines.speak
+            alone = self.culprit is not None and self.culprit.role == "scheduler"
+            limits = self._deadlines
+            self._deadline = now + (max(limits.speak, limits.unheard) if alone else limits.speak)
 
     def interrupted(self, number: int, now: float) -> list[Order]:
         """The user sent a signal to the launcher; a second one ends everything at once."""

@@ -43,6 +43,10 @@ class FreeUnit(Unit):
         self.given: dict[int, int] = {}
         self.assigned: dict[int, int] = {}
 
+    def is_fresh(self) -> bool:
+        """As `Unit.is_fresh`."""
+        return super().is_fresh() and not (self.arrivals.pushed or self.given or self.assigned)
+
     def contribute(
         self, rank: int, clock: int, buffer: Contribution, hyper: int, rules: Rules, now: float
     ) -> list[tuple[Waiter, int]]:

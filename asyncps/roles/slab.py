@@ -63,6 +63,9 @@ class Slab:
     def add_rows(self, sizes: Sequence[int], buffer: Bytes, keys: Sequence[Key] = ()) -> None:
         """Append rows with their first values; the buffer goes back to the pool."""
         keys = keys or [None] * len(sizes)
+        if self.whole is not None and self.whole.is_fresh():
+            self._extend(self.whole, sizes, buffer, keys)
+            return
         if self.sizes:
             self.split()
         begin = 0
@@ -74,6 +77,23 @@ class Slab:
         self.keys.extend(keys)
         self.offsets = [0, *accumulate(self.sizes)]
         self.join()
+
+    def _extend(self, whole: Unit, sizes: Sequence[int], buffer: Bytes, keys: Sequence[Key]
+                ) -> None:
+        """Append rows to a whole that nobody has pushed to: no row has to go its own way."""
+        edge = self.size
+        longer = self.pool.take(edge + buffer.nbytes)
+        longer[:edge] = whole.current.buffer
+        longer[edge:] = buffer
+        self.pool.give(buffer)
+        spans = list(whole.spans)
+        for size, key in zip(sizes, keys, strict=True):
+            self.offsets.append(edge + size)
+            spans.append((key, edge // self.dtype.itemsize, (edge + size) // self.dtype.itemsize))
+            edge += size
+        self.sizes.extend(sizes)
+        self.keys.extend(keys)
+        self.whole = self._make(self.dtype, longer, self.pool, spans)
 
     def prefix(self, size: int) -> range:
         """Return the rows that a frame of `size` bytes speaks of, for a peer that knows fewer.

@@ -280,6 +280,13 @@ class Unit:
             self.state.pop(updates.MASTER, None)
             self.publish(buffer, self.current.clock)
 
+    def is_fresh(self) -> bool:
+        """Tell whether nobody has pushed, and nobody waits for a value or may ask for it again."""
+        return not (
+            self.rounds.applied or self.rounds.pushed or self.open or self.parked or self.failed
+            or self.old or self.current.owed or self.updates or self.state
+        )
+
     def forget_failures(self) -> None:
         """The value is a new one, or others count from now on: what failed before is past."""
         self.failed.clear()

@@ -12,6 +12,7 @@ from asyncps.errors import (
     ConfigError,
     RankTaken,
     RemoteProtocolError,
+    SchedulerLost,
     StaleIncarnation,
 )
 from asyncps.protocol.messages import Ending, Gone, Join, Lost, Member, Message, Report
@@ -328,6 +329,10 @@ class Membership:
                     and node.standing is not Standing.LOST):
                 break
         else:
+            if join.rank is not None and self.get(join.role, join.rank) is None:
+                raise SchedulerLost(
+                    f"the scheduler that knew this {join.role} is gone; another one listens there",
+                    rank=join.rank)
             raise StaleIncarnation(
                 f"this {join.role} was declared lost or its place was taken", rank=join.rank,
                 got=f"incarnation {join.incarnation}")

@@ -30,6 +30,9 @@ from asyncps.errors import CheckpointError
 from asyncps.tensor import dtypes
 from asyncps.tensor.checkpointmeta import (
     META,
+    STATE,
+    TABLES,
+    WEIGHTS,
     key_of,
     names_of,
     read_meta,
@@ -53,7 +56,6 @@ from asyncps.tensor.savedtable import ROWS, STATE_PREFIX, VALUES, SavedRows, Tab
 Key = int | str
 State = Mapping[Key, Mapping[str, Array]]
 
-WEIGHTS, STATE, TABLES = "weights.safetensors", "state.safetensors", "tables.safetensors"
 
 
 @dataclass(frozen=True)

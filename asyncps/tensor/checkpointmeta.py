@@ -17,6 +17,8 @@ Key = int | str
 
 FORMAT, VERSION = "asyncps checkpoint", 1
 META = "checkpoint.json"
+WEIGHTS, STATE, TABLES = "weights.safetensors", "state.safetensors", "tables.safetensors"
+FILES = frozenset({META, WEIGHTS, STATE, TABLES})
 
 
 def names_of(keys: set[Key]) -> dict[Key, str]:
@@ -85,12 +87,23 @@ def refuse_foreign(target: Path) -> None:
     try:
         if not target.parent.is_dir():
             raise CheckpointError("the folder of a checkpoint does not exist", got=target.parent)
+        for above in target.absolute().parents:
+            if (above / META).is_file():
+                raise CheckpointError("inside of another checkpoint, which a later save replaces",
+                                      expected="a folder beside it", got=target)
         if not os.path.lexists(target):
             return
         if target.is_symlink() or not target.is_dir():
             raise CheckpointError("something else stands where a checkpoint shall", got=target)
-        if any(target.iterdir()):
+        there = {path.name for path in target.iterdir()}
+        if there:
+            if META not in there:
+                raise CheckpointError("something else stands where a checkpoint shall", got=target)
             read_meta((target / META).read_bytes, target / META)
+            foreign = sorted(there - FILES)
+            if foreign:
+                raise CheckpointError("something else stands in the checkpoint to be replaced",
+                                      expected=", ".join(sorted(FILES)), got=target / foreign[0])
     except OSError as error:
         raise CheckpointError(f"a checkpoint could not be written: {error.strerror}",
                               got=target) from error

@@ -336,3 +336,26 @@ def test_a_load_that_was_given_up_bars_the_trainer_until_the_next(tmp_path: Path
 
     came = threading.Event()
     on_cluster(work, workers=2, settings={"round_s": 1.0})
+
+
+def test_after_a_join_all_have_the_weights_of_the_last_round() -> None:
+    def work(store: KVStore) -> list[float]:
+        param = Param(np.zeros(3, "f4"), np.ones(3, "f4"))
+        trainer = asyncps.Trainer({"w": param}, "sgd", {"lr": 1.0}, kvstore=store)
+        seen = []
+        for _ in range(2):
+            for _ in range(2 + 2 * store.rank):
+                trainer.step(1)
+            store.join()
+            seen.append(float(param.data[0]))
+        return seen
+
+    assert on_cluster(work, workers=2) == [[-6, -12], [-6, -12]]
+
+    def apart(store: KVStore) -> None:
+        asyncps.Trainer({"w": Param(np.zeros(3, "f4"))}, "sgd", kvstore=store,
+                        update_on_kvstore=False)
+        with pytest.raises(ConfigError, match="updates at the workers"):
+            store.join()
+
+    on_cluster(apart, workers=2)

@@ -109,6 +109,17 @@ def test_nobody_is_told_when_the_scheduler_is_gone() -> None:
     ]
 
 
+@pytest.mark.parametrize(("member", "limit_s"), [(SCHEDULER, 3.5), (WORKERS[0], 1.0)])
+def test_survivors_have_the_time_to_find_out_that_the_scheduler_is_gone(
+    member: Member, limit_s: float
+) -> None:
+    course = running()
+    course.exited(member, -9, 1.0)
+    course.reported(2.0)
+    assert course.wait_s(2.0) == limit_s
+    assert course.tick(2.0 + limit_s) == [Terminate()]
+
+
 def test_scheduler_that_says_nothing_is_a_failure_after_20_s() -> None:
     course = Course(1, Deadlines(), now=0.0)
     course.started(SCHEDULER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.processes import ProcessGroup, assert_gone
@@ -98,3 +99,32 @@ def test_killed_worker_is_named_by_the_survivors_and_ends_the_job(
     assert launch.wait(3.0) == 137
     assert_gone(family, 0.1)
     assert "[worker 0] asyncps.errors.WorkerLost" in launch.output
+
+
+ENDLESS = """
+import sys
+import numpy as np
+import asyncps
+store = asyncps.create("dist_sync")
+store.init("w", np.zeros(4, "f4"))
+try:
+    print("training", flush=True)
+    while True:
+        store.pushpull("w", np.ones(4, "f4"))
+except asyncps.errors.SchedulerLost:
+    print("saw it", flush=True)
+    raise
+"""
+
+
+def test_workers_see_that_the_scheduler_was_killed(processes: ProcessGroup) -> None:
+    launch = processes.asyncps("launch", "-n", "2", "--", sys.executable, "-c", ENDLESS, cwd=ROOT)
+    for rank in range(2):
+        launch.wait_for_line(rf"\[worker {rank}\] training", 60.0)
+    scheduler = [child for child in psutil.Process(launch.pid).children(recursive=True)
+                 if "scheduler" in child.cmdline()]
+    assert len(scheduler) == 1
+    scheduler[0].kill()
+    assert launch.wait(30.0) == 137
+    for rank in range(2):
+        assert f"[worker {rank}] saw it" in launch.output

@@ -135,3 +135,21 @@ def test_sizes_and_rows_that_cannot_be_are_refused() -> None:
     for rows in ([], [2], [0, 0]):
         with pytest.raises(RemoteProtocolError):
             slab.size_of(rows)
+
+
+def test_rows_that_come_one_by_one_extend_the_whole_until_somebody_pushes() -> None:
+    slab = slab_of([1], [2, 3])
+    first = slab.whole
+    slab.add_rows([8], as_buffer([4, 5]), ["third"])
+    assert slab.whole is not None
+    assert slab.rows == []
+    assert value_of(slab) == [1, 2, 3, 4, 5]
+    assert slab.offsets == [0, 4, 12, 20]
+    assert slab.whole.spans[2] == ("third", 3, 5)
+    assert slab.whole is not first
+    slab.whole.contribute(0, 1, as_buffer([1, 1, 1, 1, 1]), 0, rules(optimizer="test", hyper={
+        0: {"rescale_grad": 1.0}}), 0.0)
+    slab.add_rows([4], as_buffer([9]))
+    assert slab.whole is None  # it stands at another clock
+    assert [row.current.buffer.view("f4").tolist() for row in slab.rows] == [
+        [2], [3, 4], [5, 6], [9]]

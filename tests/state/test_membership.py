@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncps.config import Config
-from asyncps.errors import ConfigError, RankTaken, RemoteProtocolError, StaleIncarnation
+from asyncps.errors import (
+    ConfigError,
+    RankTaken,
+    RemoteProtocolError,
+    SchedulerLost,
+    StaleIncarnation,
+)
 from asyncps.protocol.messages import Done, Join, Message, StoreOpened
 from asyncps.state.membership import (
     MAX_REQUESTS,
@@ -125,13 +131,20 @@ def test_process_without_a_number_comes_back_by_its_incarnation() -> None:
     assert members.join(3, join(rank=None, incarnation=2), 1, settled=True) == (node, 2)
 
 
-@pytest.mark.parametrize(("rank", "incarnation"), [(0, 2), (0, 9), (1, 1), (2, 1)])
+@pytest.mark.parametrize(("rank", "incarnation"), [(0, 2), (0, 9), (1, 1)])
 def test_any_other_incarnation_is_stale(rank: int, incarnation: int) -> None:
     members = Membership(CONFIG)
     enter(members, 1)
     enter(members, 2, rank=1)
     with pytest.raises(StaleIncarnation):
         enter(members, 3, rank=rank, incarnation=incarnation)
+
+
+def test_a_rank_that_was_never_here_comes_from_another_scheduler() -> None:
+    members = Membership(CONFIG)
+    enter(members, 1)
+    with pytest.raises(SchedulerLost, match="another one listens there"):
+        enter(members, 3, rank=2, incarnation=1)
 
 
 def test_lost_node_cannot_come_back() -> None:

@@ -25,6 +25,7 @@ from asyncps.errors import (
     RankTaken,
     RemoteProtocolError,
     RendezvousTimeout,
+    SchedulerLost,
     ServerLost,
     StaleIncarnation,
     WorkerLost,
@@ -176,7 +177,7 @@ def test_ranks_go_by_order_of_joining_and_the_log_says_so_once() -> None:
 
 @pytest.mark.parametrize(("rank", "incarnation", "error"), [
     (0, 0, RankTaken), (2, 0, ConfigError), (-1, 0, ConfigError), (0, 5, StaleIncarnation),
-    (1, 1, StaleIncarnation),
+    (1, 1, SchedulerLost),
 ])
 def test_refused_join_is_answered_and_closed(
     rank: int, incarnation: int, error: type[AsyncPSError]

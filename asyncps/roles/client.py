@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 # Copies of pushed values and gathered rows that are kept for the next round.
 _POOL_BYTES = 256 << 20
 
+# Pushes that failed, and whose Handle nobody has looked at, that are kept for the next barrier.
+_FAILED = 64
+
 _KINDS = {"push": PUSH, "pull": PULL, "pushpull": PUSHPULL, "assign": ASSIGN}
 
 
@@ -66,7 +69,7 @@ class Client(Directory):
         self.incarnation = incarnation
         self.pool = SharedPool(_POOL_BYTES)
         self.pushes: set[Operation] = set()  # not accepted yet
-        self.failed: deque[Operation] = deque(maxlen=64)  # pushes whose error nobody has seen
+        self.failed: deque[Operation] = deque(maxlen=_FAILED)  # whose error nobody has seen
         self.closed = False
         self.still = ""  # the verb that saves or loads the store, while nothing may change it
         self.joining: asyncio.Future[int] | None = None  # this worker has joined, all have not
@@ -160,6 +163,8 @@ class Client(Directory):
     def _pushed(self, op: Operation) -> None:
         self.pushes.discard(op)
         if op.error is not None and not op.observed:
+            # Those seen meanwhile make room: one that nobody has seen must not be pushed out.
+            self.failed = deque([one for one in self.failed if not one.observed], maxlen=_FAILED)
             self.failed.append(op)
 
     def go_on(

@@ -61,7 +61,7 @@ async def initialise(
     op.part_done(failed)
     await worker.settle(op)
     if op.error is not None:
-        raise op.error
+        raise op.error.again()
     await worker.node.ask(messages.Ready(client.number, fresh))
 
 

@@ -6,12 +6,15 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from asyncps.errors import AsyncPSError
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # A thread that waits looks for signals this often, for one that came just before it fell asleep.
 LOOK_S = 0.5
@@ -146,10 +149,23 @@ def why_failed(
     if op.counted:
         return give_up(failed)
     if isinstance(failed, AsyncPSError):
-        return failed
+        log.debug("%s failed", op.verb, exc_info=failed)
+        return failed.with_traceback(None)  # it leads to the caller's memory
     # Such as no memory: the caller must hear of it, and nobody else.
     log.error("%s failed", op.verb, exc_info=failed)
     return AsyncPSError(f"{op.verb} failed: {failed!r}")
+
+
+def result_of(future: asyncio.Future[T]) -> T:
+    """Return the result of a future that is done, or raise a copy of its error.
+
+    Each of those who wait has a traceback of its own; and what the future keeps leads to none, so
+    that nothing waits for the garbage collector.
+    """
+    error = future.exception()
+    if error is None:
+        return future.result()
+    raise error.again() if isinstance(error, AsyncPSError) else error
 
 
 def no_worker(failed: Exception) -> AsyncPSError:

@@ -22,7 +22,7 @@ from asyncps.roles.joining import join, learn
 from asyncps.roles.lane import Lanes
 from asyncps.roles.metering import start_metrics
 from asyncps.roles.node import Node, Spawn
-from asyncps.roles.operation import Operation, why_failed
+from asyncps.roles.operation import Operation, result_of, why_failed
 from asyncps.roles.questions import Questions
 from asyncps.roles.shortcut import Shortcut
 from asyncps.transport.connection import Connection
@@ -242,7 +242,7 @@ class Worker:
             moved = link.moved_bytes
             done, _ = await asyncio.wait({asking}, timeout=self.config.answer_s)
             if done:
-                return asking.result()
+                return result_of(asking)
             if link.moved_bytes == moved:
                 raise DeadlineExceeded(
                     f"{link.name} did not answer within {self.config.answer_s:g} s"
@@ -260,9 +260,10 @@ class Worker:
             *[self.ask_server(link, message, priority) for link in self.links],
             return_exceptions=True,
         )
-        for answer in found:
-            if isinstance(answer, BaseException):
-                raise answer
+        failed = [answer for answer in found if isinstance(answer, BaseException)][:1]
+        if failed:
+            found.clear()
+            raise failed.pop()  # its traceback leads here, and nothing here leads to it
         return [answer for answer in found if not isinstance(answer, BaseException)]
 
     def submit(self, op: Operation, work: Callable[[], None]) -> None:
@@ -351,4 +352,4 @@ def _raise_failed(client: Client) -> None:
         op = client.failed.popleft()
         if not op.observed and op.error is not None:
             op.observed = True
-            raise op.error
+            raise op.error.again()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
-from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded
+from asyncps.errors import AsyncPSError, ClosedError, ConfigError, DeadlineExceeded
 from asyncps.roles.client import Client
+from asyncps.roles.framing import spread
 from asyncps.roles.operation import Operation, resolve
 from asyncps.roles.plan import Plan
 from asyncps.roles.shortcut import Attempt, Step
 from asyncps.roles.worker import Worker
-from asyncps.values import Incoming, Outgoing, as_priority, scatter_rows
+from asyncps.values import Incoming, Outgoing, as_priority
 
 
 class Call:
@@ -87,18 +89,19 @@ class Call:
     def take(self, value: memoryview) -> None:
         """Put the answer of the only unit where it belongs, and end."""
         assert self.incoming is not None
+        error = None
         if self.plan.slabs:
             slab = self.plan.slabs[0]
-            scatter_rows(value, slab.dtype, slab.shapes, self.incoming.slabs[0])
+            error = spread(value, (slab.dtype, slab.shapes, self.incoming.slabs[0]))
         else:
             self.incoming.large[0][:] = value
-        self.op.part_done()
+        self.op.part_done(error)
 
     def result(self) -> Any:
         """Return what the verb returns, or raise why it failed; once ended."""
         self.op.observed = True
         if self.op.error is not None:
-            raise self.op.error.with_traceback(None)
+            raise self.op.error.again()
         if self.incoming is None:
             return None
         return self.incoming.arrays if self._listed else self.incoming.arrays[0]
@@ -126,11 +129,20 @@ class Call:
 
 
 class Handle:
-    """A verb under way: `wait()` it, or await it on a loop."""
+    """A verb under way: `wait()` it, or await it on a loop.
 
-    def __init__(self, call: Call, on_loop: Callable[[Callable[[], None]], None]) -> None:
+    Args:
+        call: It.
+        on_loop: Has the loop call something.
+        loop_thread: The ident of the thread that the loop runs in.
+    """
+
+    def __init__(
+        self, call: Call, on_loop: Callable[[Callable[[], None]], None], loop_thread: int | None
+    ) -> None:
         self._call = call
         self._on_loop = on_loop
+        self._loop_thread = loop_thread
 
     def __repr__(self) -> str:
         op = self._call.op
@@ -145,8 +157,12 @@ class Handle:
 
         Raises:
             DeadlineExceeded: It has not ended in time; it goes on, and may be waited for again.
+            ConfigError: It has not ended, and this is the thread that has to end it.
             AsyncPSError: Why it failed.
         """
+        if threading.get_ident() == self._loop_thread and not self._call.op.ended:
+            raise ConfigError("a blocking wait inside the event loop, which has to end what it "
+                              "waits for", expected="await the handle there")
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         if not self._call.op.wait(timeout):
@@ -168,7 +184,8 @@ class Handle:
         ended = loop.create_future()
 
         def tell(_: Operation) -> None:
-            loop.call_soon_threadsafe(resolve, ended)
+            with contextlib.suppress(RuntimeError):  # that loop was closed: nobody waits there
+                loop.call_soon_threadsafe(resolve, ended)
 
         self._on_loop(lambda: self._call.op.on_end(tell))
         yield from ended.__await__()

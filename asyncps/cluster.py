@@ -208,9 +208,10 @@ class LocalCluster:
             thread.start()
         for thread in threads:
             thread.join()
-        for error in errors:
-            if error is not None:
-                raise error
+        failed = [error for error in errors if error is not None][:1]
+        errors.clear()
+        if failed:
+            raise failed.pop()  # its traceback leads here, and nothing here leads to it
         return results
 
     def store(
@@ -308,9 +309,11 @@ class _Home:
         self.closed = True
         atexit.unregister(self._at_exit)
         try:
-            for core in self._cores.values():
-                self._runtime.run(core.flush)
-            self._runtime.run(self._scope.close)
+            try:
+                for core in self._cores.values():
+                    self._runtime.run(core.flush)
+            finally:  # what failed is raised, and this process has left all the same
+                self._runtime.run(self._scope.close)
         finally:
             self._runtime.close()
 

@@ -274,15 +274,19 @@ class Core(RowCalls):
         return await self.worker.join(self.client)
 
     async def close(self) -> None:
-        """Flush, then leave."""
-        if self.worker.node.failure is None:
-            await self.flush()
-        await self.worker.close()
+        """Flush, then leave; also when an earlier push failed, which is raised all the same."""
+        try:
+            if self.worker.node.failure is None:
+                await self.flush()
+        finally:
+            await self.worker.close()
 
     async def release(self) -> None:
-        """Flush, and have no more to do with this store; the worker stays."""
-        await self.flush()
-        await self.worker.close_store(self.client)
+        """Flush, and have no more to do with this store, as `close` does; the worker stays."""
+        try:
+            await self.flush()
+        finally:
+            await self.worker.close_store(self.client)
 
     async def let_go(self, call: Call) -> None:
         """Take the caller's memory back; what was not begun is not begun any more."""

@@ -6,7 +6,8 @@ caller as the same class, with the host that refused in its text.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copy
+from typing import ClassVar, Self
 
 
 def shown(value: object, most: int = 200) -> str:
@@ -73,6 +74,16 @@ class AsyncPSError(Exception):
         ]
         text = f"{self.message} ({', '.join(details)})" if details else self.message
         return f"{text} [from {self.host}]" if self.host else text
+
+    def again(self) -> Self:
+        """Return a copy, for one more place that raises it.
+
+        A traceback holds the frames that it went through, and so the memory of their callers: each
+        caller has its own, and what is kept here has none.
+        """
+        found = copy.copy(self)
+        found.__cause__, found.__suppress_context__ = self.__cause__, self.__suppress_context__
+        return found
 
 
 class ConfigError(AsyncPSError, ValueError):

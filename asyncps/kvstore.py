@@ -8,6 +8,7 @@ optimizer makes of it) is the new value. The words mean what they mean in Apache
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
@@ -242,7 +243,7 @@ class KVStore(StoreFacts, CheckpointVerbs, CompressionVerbs, RowVerbs, LaterVerb
             raise without_internals(error) from None
 
     def _handle(self, call: Call) -> Handle:
-        return Handle(call, self._runtime.call)
+        return Handle(call, self._runtime.call, self._runtime.thread_ident)
 
     def _start(self, call: Call, async_op: bool) -> Any:
         if not async_op:
@@ -257,6 +258,7 @@ class KVStore(StoreFacts, CheckpointVerbs, CompressionVerbs, RowVerbs, LaterVerb
     def _finish(
         self, call: Call, begin: Callable[[Call, Callable[[Callable[[], None]], None]], None]
     ) -> Any:
+        call.op.observed = True  # we hear of its end: no flush need tell of it
         try:
             begin(call, self._runtime.call)
             call.op.wait()
@@ -302,10 +304,10 @@ class AsyncKVStore(
         call = self._core.push(plan, key, value, priority, copy)
         try:
             await self._core.budget.acquire(call.op, call.copied_bytes, self._core.deadline_s)
+            call.start()
         except BaseException:
-            call.withdraw()
+            await self._core.let_go(call)
             raise
-        call.start()
         return self._handle(call)
 
     async def pull(
@@ -365,7 +367,7 @@ class AsyncKVStore(
         return self._core.plan(keys)
 
     def _handle(self, call: Call) -> Handle:
-        return Handle(call, lambda work: work())
+        return Handle(call, lambda work: work(), threading.get_ident())
 
     async def _start(self, call: Call, async_op: bool) -> Any:
         if async_op:
@@ -374,6 +376,7 @@ class AsyncKVStore(
         return await self._finish(call)
 
     def _finish(self, call: Call) -> Awaitable[Any]:
+        call.op.observed = True  # as in `KVStore._finish`
         call.start()
         return self._core.finish(call)
 

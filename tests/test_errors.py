@@ -62,6 +62,20 @@ def test_text_names_what_is_known_and_nothing_else() -> None:
     assert str(UnknownKey("wrong", key="k")) == "wrong (key 'k')"  # not KeyError's repr
 
 
+@pytest.mark.parametrize("kind", CLASSES)
+def test_copy_says_the_same_and_has_its_own_traceback(kind: type[AsyncPSError]) -> None:
+    error = kind("it went wrong", key="w", rank=3, host="h", expected=1, got=2)
+    error.__cause__ = KeyError("why")
+    with pytest.raises(kind):
+        raise error
+    copied = error.again()
+    assert type(copied) is kind
+    assert str(copied) == str(error)
+    assert vars(copied) == vars(error)
+    assert copied.__cause__ is error.__cause__
+    assert copied.__traceback__ is None
+
+
 def test_only_a_lost_connection_is_retriable() -> None:
     assert [kind for kind in CLASSES if kind.retriable] == [errors.ConnectionLost]
 

@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from asyncps.errors import AsyncPSError, ClosedError, ClusterError, TensorError
-from asyncps.protocol import messages
-from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
-from asyncps.protocol.messages import AnyMessage, KeySpec, StoreConfig
+from asyncps.errors import AsyncPSError, ClosedError, ClusterError
+from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header
+from asyncps.protocol.messages import AnyMessage, StoreConfig
 from asyncps.roles.coded import Coded, CodedRows, LazyKey, Payload
 from asyncps.roles.directory import Directory
-from asyncps.roles.framing import data_frame
+from asyncps.roles.framing import data_frame, spread
 from asyncps.roles.held import Held, Scatter
 from asyncps.roles.joining import joined_error
-from asyncps.roles.operation import Operation
+from asyncps.roles.operation import Operation, no_worker
 from asyncps.roles.plan import Plan, RemoteUnit, SlabPlan
 from asyncps.roles.remotetable import HeldRows, post_rows
 from asyncps.roles.staging import Staging
@@ -32,23 +31,24 @@ from asyncps.state.requests import Step
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
-from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
-
-pack_header: Callable[..., bytes] = wire.pack_header
-scatter_rows: Callable[..., int] = wire.scatter_rows
-
 
 # Copies of pushed values and gathered rows that are kept for the next round.
 _POOL_BYTES = 256 << 20
 
+# Pushes that failed, and whose Handle nobody has looked at, that are kept for the next barrier.
+_FAILED = 64
+
 _KINDS = {"push": PUSH, "pull": PULL, "pushpull": PUSHPULL, "assign": ASSIGN}
 
 
-
 class Client(Directory):
-    """One store at one worker. Everything but `plan` runs on the loop.
+    """One store at one worker. Runs on the loop, unless it is said here that any thread may.
+
+    Callers' threads use `plan` (which keeps what it makes), `plan_of`, `pool` and `compression`; of
+    the rest they read single attributes, such as `closed`, which the loop replaces as a whole. And
+    a thread that holds the lanes begins rounds, when nothing else is under way: see `Shortcut`.
 
     Args:
         number: The store's number.
@@ -56,25 +56,29 @@ class Client(Directory):
         incarnation: This worker's.
         links: The servers by rank.
         now: The loop's clock.
+        give_up: Ends this worker: a push that counts cannot be sent. Returns what callers hear.
     """
 
     def __init__(
         self, number: int, config: StoreConfig, incarnation: int, links: Sequence[Link],
         now: Callable[[], float],
+        give_up: Callable[[Exception], AsyncPSError] = no_worker,
     ) -> None:
         super().__init__(config, links)
         self.number = number
         self.incarnation = incarnation
         self.pool = SharedPool(_POOL_BYTES)
         self.pushes: set[Operation] = set()  # not accepted yet
-        self.failed: deque[Operation] = deque(maxlen=64)  # pushes whose error nobody has seen
+        self.failed: deque[Operation] = deque(maxlen=_FAILED)  # whose error nobody has seen
         self.closed = False
         self.still = ""  # the verb that saves or loads the store, while nothing may change it
         self.joining: asyncio.Future[int] | None = None  # this worker has joined, all have not
         self.given_up: asyncio.Future[int] | None = None  # a join whose end nobody has heard
         self.joins = 0  # how often all have
-        self.staging = Staging()
+        self.staging = Staging(give_up)
+        self.changing = asyncio.Lock()  # of hyper-parameters: one change at a time
         self._now = now
+        self._give_up = give_up
 
     # ---- verbs, on the loop ----
 
@@ -112,7 +116,6 @@ class Client(Directory):
             if self.joining is not None:
                 op.part_done(joined_error(op.verb))
                 return
-            op.counted = True
             self.pushes.add(op)
             op.on_end(self._pushed)
         walk = self._walk(op, kind, plan, values, slabs, outs, rows, priority)
@@ -129,12 +132,19 @@ class Client(Directory):
         slabs: Sequence[Bytes | CodedRows] | None, outs: Sequence[memoryview] | None,
         rows: Sequence[Sequence[Any]] | None, priority: int,
     ) -> Iterator[None]:
-        """Send all of a call; stops behind each chunk that it has encoded."""
+        """Send all of a call; stops behind each chunk that it has encoded.
+
+        Each unit's clock is given out when its frame and all memory for it are there. If something
+        fails before the first one, nothing has happened; behind it the call is `counted`, and
+        whoever walks ends this worker.
+        """
         for place, (_, info) in enumerate(plan.large):
             value = None if values is None else values[place]
             out = None if outs is None else outs[place]
             for unit, piece in info.pieces:
                 begin, end = piece.start, piece.start + piece.size
+                if type(value) is LazyKey:
+                    op.counted = True  # what it does not send is kept elsewhere already
                 self._when_open(
                     op, kind, unit, self._steps(kind, unit, None)[0], piece.size,
                     None if value is None else value[begin:end],
@@ -153,6 +163,8 @@ class Client(Directory):
     def _pushed(self, op: Operation) -> None:
         self.pushes.discard(op)
         if op.error is not None and not op.observed:
+            # Those seen meanwhile make room: one that nobody has seen must not be pushed out.
+            self.failed = deque([one for one in self.failed if not one.observed], maxlen=_FAILED)
             self.failed.append(op)
 
     def go_on(
@@ -161,6 +173,7 @@ class Client(Directory):
     ) -> None:
         """Send a pushpull of one unit whose round was begun on a lane; it counts once."""
         op.since = self._now()
+        op.counted = True
         if self.closed:
             op.part_done(ClosedError("the store is closed"))
             return
@@ -169,8 +182,6 @@ class Client(Directory):
         slab = plan.slabs[0] if plan.slabs else None
         unit = plan.lone
         assert unit is not None
-        unit.track.begin(step)
-        op.add()
         self._post(
             op, PUSHPULL, unit, step, len(value), value, out,
             None if slab is None or rows is None else (slab.dtype, slab.shapes, rows), priority,
@@ -180,7 +191,7 @@ class Client(Directory):
     def _steps(self, kind: int, unit: RemoteUnit, rows: list[int] | None) -> list[Step]:
         if kind == PULL or kind == ASSIGN:
             return unit.track.pull(rows)
-        return unit.track.push(rows)
+        return unit.track.coming(rows)
 
     def _send_slab(
         self, op: Operation, kind: int, slab: SlabPlan, buffer: Bytes | CodedRows | None,
@@ -223,16 +234,36 @@ class Client(Directory):
         priority: int,
     ) -> None:
         """Send now, or step aside until the clock window is open."""
-        op.add()
         if kind == PULL or kind == ASSIGN or not (step.wait_for or unit.held.blocks(step.rows)):
             self._post(op, kind, unit, step, size, value, out, scatter, priority)
             return
+        self.hold(unit, Held(op, kind, step, size, value, out, scatter, priority))
 
-        unit.held.append(Held(op, kind, step, size, value, out, scatter, priority))
+    def hold(self, unit: RemoteUnit, held: Held) -> None:
+        """Give a push its clock, and have it step aside."""
+        held.op.counted = True
+        unit.track.begin(held.step)
+        unit.held.append(held)
+        held.op.add()
         self.ask_for_room(unit)
 
     def ask_for_room(self, unit: RemoteUnit) -> None:
-        """Send held pushes that may go, and ask for word of the clocks that the next wait for."""
+        """Send held pushes that may go, and ask for word of the clocks that the next wait for.
+
+        They have their clocks: if one cannot be sent, this worker ends.
+        """
+        try:
+            self._make_room(unit)
+        except Exception as failed:  # noqa: BLE001 - the worker tells it
+            self._give_up(failed)
+
+    def fail(self, error: AsyncPSError) -> None:
+        """End what has not been sent: no link takes anything any more."""
+        self.staging.fail(error)
+        for unit in self.units.values():
+            unit.held.drop(error)
+
+    def _make_room(self, unit: RemoteUnit) -> None:
         sent = True
         while sent:
             sent = False
@@ -242,7 +273,11 @@ class Client(Directory):
                     sent = True
                     unit.held.remove(held)
                     held.let_go()
-                    self._post_held(unit, held)
+                    try:
+                        self._post_held(unit, held)
+                    except Exception as failed:  # noqa: BLE001 - the worker tells it
+                        held.op.part_done(self._give_up(failed))
+                        return
                 elif held.asking is None or held.asking.ended:
                     self._ask_for_word(unit, held, need)
 
@@ -250,12 +285,13 @@ class Client(Directory):
         if isinstance(held, HeldRows):
             assert not isinstance(held.value, Payload)
             post_rows(
-                self, held.op, held.kind, unit, held.step, held.named, held.value, held.priority
+                self, held.op, held.kind, unit, held.step, held.named, held.value, held.priority,
+                held=True,
             )
             return
         self._post(
             held.op, held.kind, unit, held.step, held.size, held.value, held.out, held.scatter,
-            held.priority,
+            held.priority, fresh=False,
         )
 
     def _ask_for_word(self, unit: RemoteUnit, held: Held, need: int) -> None:
@@ -271,15 +307,26 @@ class Client(Directory):
         waiting.on_end(ended)
         self._post(
             waiting, WAIT, unit, Step(need, held.step.rows, 0),
-            unit.size_of(held.step.rows), None, None, None, 1 << 20,
+            unit.size_of(held.step.rows), None, None, None, 1 << 20, fresh=False,
             late=lambda: self.ask_for_room(unit),
         )
 
     def _post(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
         value: memoryview | Payload | None, out: memoryview | None, scatter: Scatter | None,
-        priority: int, late: Callable[[], None] | None = None,
+        priority: int, *, fresh: bool = True, late: Callable[[], None] | None = None,
     ) -> None:
+        """Send one frame.
+
+        Args:
+            op: Ends a part of itself with the answer.
+            kind, unit, step, size, value: See `data_frame`.
+            out: Where the answer goes.
+            scatter: Or the rows that it goes to.
+            priority: Higher goes first.
+            fresh: It is a part of `op` that begins here; a push begins its step.
+            late: Called when the answer comes after the caller was told that it took too long.
+        """
         link, track = unit.link, unit.track
         clock, rows, _ = step
         number = link.number()
@@ -312,63 +359,24 @@ class Client(Directory):
                 return
             if buffer is not None and error is None and request.place is not None:
                 assert scatter is not None
-                if scatter_rows(buffer, *scatter) >= 0:
-                    error = TensorError("out can no longer be written")
+                error = spread(buffer, scatter)
                 if size >= POOLED_BYTES:
                     self.pool.give(buffer)
             op.part_done(error)
 
         request = Request(number, priority, parts, frame_bytes, answered, out, unit, op)
         request.since = op.since
-        if wants:
-            track.asked(number, clock, rows)
+        # All memory is there. From here on nothing is expected to fail, and a push counts.
+        if fresh and (kind == PUSH or kind == PUSHPULL):
+            op.counted = True
+            track.begin(step)
         op.requests.append((link, request))
         unit.tail = request
+        if wants:
+            track.asked(number, clock, rows)
+        if fresh:
+            op.add()
         link.request(request)
-
-    def init_unit(
-        self, op: Operation, unit: RemoteUnit, spec: messages.UnitSpec, value: memoryview
-    ) -> None:
-        """Send the first value of a chunk, or of new rows of a slab."""
-        op.add()
-        link = unit.link
-        number = link.number()
-        table = messages.encode(spec)
-        header = pack_header(
-            Kind.INIT, 0, self.incarnation, self.number, number, unit.number, 1 << 20, 0,
-            len(table), len(value), 0, 0,
-        )
-
-        def answered(
-            request: Request, _header: Header | None, _message: AnyMessage | None,
-            error: AsyncPSError | None,
-        ) -> None:
-            if not request.expired:
-                op.part_done(error)
-
-        size = len(header) + len(table) + len(value)
-        request = Request(number, 1 << 20, [header, table, value], size, answered, None, unit, op)
-        request.since = op.since
-        op.requests.append((link, request))
-        link.request(request)
-
-    def init_rows(
-        self, op: Operation, unit: RemoteUnit, rows: list[tuple[int, KeySpec, memoryview]]
-    ) -> None:
-        """Send new rows of a slab, in order, as one frame for each run of neighbours."""
-        rows.sort(key=lambda item: item[0])
-        begin = 0
-        while begin < len(rows):
-            end = begin + 1
-            while end < len(rows) and rows[end][0] == rows[end - 1][0] + 1:
-                end += 1
-            run = rows[begin:end]
-            spec = messages.UnitSpec(
-                run[0][1].dtype, True, run[0][0], [item[1].key for item in run],
-                [len(item[2]) for item in run],
-            )
-            self.init_unit(op, unit, spec, memoryview(b"".join(item[2] for item in run)))
-            begin = end
 
 
 def _starts(unit: RemoteUnit, rows: Sequence[int]) -> list[int]:

@@ -30,7 +30,8 @@ class Directory:
         units: By number.
         optimizer: Its name, or None: this worker has set none.
         hyper: Its hyper-parameters.
-        hyper_version: How often they were changed.
+        hyper_version: The version of them that pushes carry.
+        hyper_asked: The last version that the servers were asked to take, whatever came of it.
         compression: What is encoded, or None: nothing.
     """
 
@@ -42,6 +43,7 @@ class Directory:
         self.optimizer: str | None = None
         self.hyper: dict[str, Any] = {}
         self.hyper_version = 0
+        self.hyper_asked = 0
         self.compression: Compression | None = None
         # In dist_async a push is applied when it is taken: nothing stays open.
         self._window = None if bound_of(config) is None else CLOCK_WINDOW
@@ -86,6 +88,7 @@ class Directory:
     def use_optimizer(self, name: str, hyper: dict[str, Any]) -> None:
         """All workers have set it."""
         self.optimizer, self.hyper, self.hyper_version = name, dict(hyper), 0
+        self.hyper_asked = 0
         if optim.by_name(name).builtin:
             return
         # The server applies these beside its loop, now or later, and so says when it has. Steps
@@ -94,6 +97,11 @@ class Directory:
         self._window, self._late = CLOCK_WINDOW, frozenset({ASSIGN} if in_step else {ASSIGN, PUSH})
         for unit in self.units.values():
             unit.track.window, unit.late = self._window, self._late
+
+    def next_hyper_version(self) -> int:
+        """Take a version; never the same again, for some servers may know it by other words."""
+        self.hyper_asked += 1
+        return self.hyper_asked
 
     def use_compression(self, compression: Compression) -> None:
         """All workers have set it, or have changed its rules."""

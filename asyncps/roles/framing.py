@@ -1,4 +1,4 @@
-"""The data frames of a worker, alike on the loop's way and on a lane."""
+"""The data frames of a worker and their answers, alike on the loop's way and on a lane."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Protocol
 
 import numpy as np
 
+from asyncps.errors import TensorError
 from asyncps.protocol.frames import HEADER_SIZE, Flag
 from asyncps.roles.coded import Payload
+from asyncps.roles.held import Scatter
 from asyncps.roles.plan import RemoteUnit
 from asyncps.state.requests import Step
+from asyncps.tensor.pool import Bytes
 from asyncps_ext import wire
 
 pack_header: Callable[..., bytes] = wire.pack_header
+scatter_rows: Callable[..., int] = wire.scatter_rows
 
 
 class Sender(Protocol):
@@ -66,3 +70,19 @@ def data_frame(
     if value is not None and payload:  # of a sparse codec there may be none
         parts.append(value)
     return parts, HEADER_SIZE + len(table) + payload
+
+
+def spread(value: Bytes | memoryview, scatter: Scatter) -> TensorError | None:
+    """Write the rows of an answer to the caller's arrays.
+
+    Args:
+        value: The rows, one behind the other.
+        scatter: Where they go.
+
+    Returns:
+        What the caller hears if one of them, which could be written when the call began, no longer
+        can; the rows before it were written.
+    """
+    if scatter_rows(value, *scatter) >= 0:
+        return TensorError("out can no longer be written")
+    return None

@@ -166,6 +166,10 @@ class HeldPushes:
                 held.detach(error)
                 held.stay(error)
             return
+        self.drop(error)
+
+    def drop(self, error: AsyncPSError) -> None:
+        """Hold none, and tell the callers that the cluster is gone."""
         every = list(self)
         self.clear()
         for held in every:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from asyncps.errors import AsyncPSError
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # A thread that waits looks for signals this often, for one that came just before it fell asleep.
 LOOK_S = 0.5
@@ -31,7 +37,7 @@ class Operation:
         observed: Somebody waits for it, or has looked at its end.
         error: Why it failed, once ended.
         requests: Its requests that may still be unanswered, with their links.
-        counted: Its pushes have clocks, and so will count.
+        counted: A push of it has its clock, and so will count.
         lent: The payloads are the caller's memory until the end.
         since: When it began, loop time.
     """
@@ -69,14 +75,26 @@ class Operation:
             return
         self.requests.clear()
         if self.error is None:
-            for finish in self.finishing:
-                finish()
+            self._finish()
         self.finishing.clear()
         self.ended = True
         self._lock.release()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:
+                # It is no end for the others, nor for the connection that brought the answer.
+                log.exception("what was to follow a %s failed", self.verb)
+
+    def _finish(self) -> None:
+        for finish in self.finishing:
+            try:
+                finish()
+            except Exception as error:
+                # Such as a place of the caller's that cannot be written any more.
+                log.exception("the end of a %s failed", self.verb)
+                self.fail(AsyncPSError(f"{self.verb} failed at its end: {error!r}"))
 
     def fail(self, error: AsyncPSError) -> None:
         """Keep an error; the operation ends when its parts have."""
@@ -115,3 +133,41 @@ class Operation:
             return False
         self._lock.release()
         return True
+
+
+def why_failed(
+    op: Operation, failed: Exception, give_up: Callable[[Exception], AsyncPSError]
+) -> AsyncPSError:
+    """Return what a caller hears whose operation failed while it was sent.
+
+    Args:
+        op: The operation.
+        failed: What was raised.
+        give_up: Ends this worker. A push that has a clock and cannot be sent must not just be
+            missing: its round would wait for it, and every later push of that key would be refused.
+    """
+    if op.counted:
+        return give_up(failed)
+    if isinstance(failed, AsyncPSError):
+        log.debug("%s failed", op.verb, exc_info=failed)
+        return failed.with_traceback(None)  # it leads to the caller's memory
+    # Such as no memory: the caller must hear of it, and nobody else.
+    log.error("%s failed", op.verb, exc_info=failed)
+    return AsyncPSError(f"{op.verb} failed: {failed!r}")
+
+
+def result_of(future: asyncio.Future[T]) -> T:
+    """Return the result of a future that is done, or raise a copy of its error.
+
+    Each of those who wait has a traceback of its own; and what the future keeps leads to none, so
+    that nothing waits for the garbage collector.
+    """
+    error = future.exception()
+    if error is None:
+        return future.result()
+    raise error.again() if isinstance(error, AsyncPSError) else error
+
+
+def no_worker(failed: Exception) -> AsyncPSError:
+    """Stand for `give_up` where there is no worker to end."""
+    return failed if isinstance(failed, AsyncPSError) else AsyncPSError(f"failed: {failed!r}")

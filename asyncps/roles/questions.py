@@ -15,6 +15,7 @@ from asyncps.errors import AsyncPSError, ConfigError, DeadlineExceeded
 from asyncps.protocol import messages
 from asyncps.protocol.messages import AnyMessage
 from asyncps.roles.node import Node
+from asyncps.roles.operation import result_of
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ class Questions:
         """Return an answer, or raise it; the next question of its kind is a new one."""
         for kind in [kind for kind, (_, other) in self._asked.items() if other is asking]:
             del self._asked[kind]
-        return asking.result()
+        return result_of(asking)
 
     async def _whom(self, message: messages.Message) -> str:
         question = messages.AskAbsent(getattr(message, "store", 0), _WHAT[type(message)])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncps.errors import AsyncPSError
-from asyncps.protocol.frames import HEADER_SIZE
+from asyncps.protocol.frames import HEADER_SIZE, PUSH
 from asyncps.protocol.messages import AnyMessage, KeySpec, Piece
 from asyncps.roles.framing import Sender
 from asyncps.roles.held import Held
@@ -51,7 +51,7 @@ class HeldRows(Held):
 
 def post_rows(
     sender: Sender, op: Operation, kind: int, unit: RemoteUnit, step: Step, named: bytes,
-    values: memoryview | None, priority: int,
+    values: memoryview | None, priority: int, *, held: bool = False,
 ) -> None:
     """Send rows to a server: a PUSH or an ASSIGN, answered with ACK.
 
@@ -64,6 +64,7 @@ def post_rows(
         named: Which rows, as they travel.
         values: The rows; None when there are none. Sent from where they lie.
         priority: Of the request.
+        held: It was: it has its clock, and is a part of `op` already.
     """
     number = unit.link.number()
     priority = unit.priority(priority)
@@ -75,15 +76,23 @@ def post_rows(
     parts: list[bytes | memoryview] = [header, named]
     if values is not None:
         parts.append(values)
-
-    post(op, unit, number, priority, parts, HEADER_SIZE + payload)
+    begins = step if kind == PUSH and not held else None
+    post(op, unit, number, priority, parts, HEADER_SIZE + payload, begins=begins, fresh=not held)
 
 
 def post(
     op: Operation, unit: RemoteUnit, number: int, priority: int,
-    parts: list[bytes | memoryview], size: int,
+    parts: list[bytes | memoryview], size: int, *, begins: Step | None = None, fresh: bool = True,
 ) -> None:
-    """Send a request about a table that is answered with a word; `op` ends a part of itself."""
+    """Send a request about a unit that is answered with a word.
+
+    Args:
+        op: Ends a part of itself with the answer.
+        unit: What it speaks of.
+        number, priority, parts, size: See `Request`.
+        begins: The step of a push that counts from now on.
+        fresh: It is a part of `op` that begins here.
+    """
     def answered(
         request: Request, _header: Any, _message: AnyMessage | None, error: AsyncPSError | None
     ) -> None:
@@ -94,6 +103,12 @@ def post(
 
     request = Request(number, priority, parts, size, answered, None, unit, op)
     request.since = op.since
+    # All memory is there. From here on nothing is expected to fail, and a push counts.
+    if begins is not None:
+        op.counted = True
+        unit.track.begin(begins)
     op.requests.append((unit.link, request))
     unit.tail = request
+    if fresh:
+        op.add()
     unit.link.request(request)

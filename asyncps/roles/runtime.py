@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, ClosedError, ConfigError
@@ -79,16 +79,18 @@ class Runtime:
         if self._closed or self.forked or self._loop is None:
             raise self._gone()
         self.check_thread()
-        future: Future[T] = Future()
+        future: Future[None] = Future()
+        # What came of it. It is taken out here: an error that its own traceback leads to would keep
+        # the memory of all callers until the garbage collector comes.
+        outcome: list[tuple[T | None, BaseException | None]] = []
         task: list[asyncio.Task[None]] = []
 
         async def carry() -> None:
             try:
-                result = await work()
+                outcome.append((await work(), None))
             except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+                outcome.append((None, error))
+            future.set_result(None)
 
         def begin() -> None:
             assert self._tasks is not None
@@ -105,7 +107,8 @@ class Runtime:
 
         def never_began(_: object = None) -> None:
             if not future.done():
-                future.set_exception(self._gone())
+                outcome.append((None, self._gone()))
+                future.set_result(None)
 
         def give_up() -> None:
             if task:
@@ -116,16 +119,25 @@ class Runtime:
         try:
             self.call(begin)
             _wait(future)
-            error = future.exception()
-            if error is not None:
-                raise without_internals(error)
-            return future.result()
+            result, error = outcome.pop()
+            try:
+                if error is not None:
+                    raise without_internals(error)
+            finally:
+                del error
+            return cast(T, result)
         except BaseException:
             if not future.done():  # else it is the coroutine's own error
                 self.call(give_up)
                 with contextlib.suppress(BaseException):
                     _wait(future)
+                outcome.clear()
             raise
+
+    @property
+    def thread_ident(self) -> int | None:
+        """The ident of the loop's thread."""
+        return self._thread.ident
 
     def check_thread(self) -> None:
         """Refuse a blocking call on the loop's own thread, which would wait for itself."""

@@ -11,21 +11,25 @@ must give the caller's memory back, calls `finish`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from asyncps.errors import AsyncPSError
-from asyncps.roles.operation import Operation
+from asyncps.roles.operation import Operation, no_worker, why_failed
 from asyncps.roles.plan import KeyInfo, Plan
-
-log = logging.getLogger(__name__)
 
 
 class Staging:
-    """The calls of one store that are being sent in steps. Runs on the loop."""
+    """The calls of one store that are being sent in steps. Runs on the loop.
 
-    def __init__(self) -> None:
+    Args:
+        give_up: Ends this worker, when a call that counts cannot be sent.
+    """
+
+    def __init__(self, give_up: Callable[[Exception], AsyncPSError] = no_worker) -> None:
+        self._give_up = give_up
+        self._error: AsyncPSError | None = None  # why nothing can be sent any more
+        self._stepping = False
         self._walks: deque[tuple[Operation, Plan, Iterator[None]]] = deque()
         self._keys: dict[KeyInfo, int] = {}  # large keys of these calls, how often
 
@@ -52,8 +56,16 @@ class Staging:
         while self._walks:
             self._step()
 
+    def fail(self, error: AsyncPSError) -> None:
+        """End all that is here: nothing can be sent any more."""
+        self._error = error
+        if not self._stepping:  # else the step that we are called from ends first
+            self.finish()
+
     def _go_on(self) -> None:
         """Take a step, and let the loop do its other work before the next."""
+        if self._error is not None:
+            self.finish()
         if self._walks:
             self._step()
         if self._walks:
@@ -61,19 +73,27 @@ class Staging:
 
     def _step(self) -> None:
         op, plan, walk = self._walks[0]
-        try:
-            next(walk)
-        except StopIteration:
-            pass
-        except AsyncPSError as failed:
-            op.part_done(failed)
-        except Exception as failed:
-            log.exception("%s failed", op.verb)
-            op.part_done(AsyncPSError(f"{op.verb} failed: {failed!r}"))
-        else:
+        if self._take_step(op, walk):
             return
         self._walks.popleft()
         for _, info in plan.large:
             self._keys[info] -= 1
             if not self._keys[info]:
                 del self._keys[info]
+
+    def _take_step(self, op: Operation, walk: Iterator[None]) -> bool:
+        """Take one step, and tell whether there are more."""
+        if self._error is not None:
+            op.part_done(self._error)
+            return False
+        self._stepping = True
+        try:
+            next(walk)
+        except StopIteration:
+            return False
+        except Exception as failed:  # noqa: BLE001 - `why_failed` tells it
+            op.part_done(why_failed(op, failed, self._give_up))
+            return False
+        finally:
+            self._stepping = False
+        return True

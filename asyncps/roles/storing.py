@@ -92,7 +92,7 @@ async def _when_applied(
     loop = asyncio.get_running_loop()
     until = loop.time() + worker.config.round_s
     while True:
-        answer = await worker._ask_server(link, question)
+        answer = await worker.ask_server(link, question)
         assert isinstance(answer, messages.Units)
         if not answer.at_work:
             return answer

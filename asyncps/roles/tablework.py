@@ -18,7 +18,7 @@ from asyncps.errors import AsyncPSError, TensorError
 from asyncps.protocol import messages, rows
 from asyncps.protocol.frames import ASSIGN, HEADER_SIZE, INIT, MAX_PAYLOAD_BYTES, PULL, PUSH, Flag
 from asyncps.protocol.messages import AnyMessage, TableSpec
-from asyncps.roles.operation import Operation
+from asyncps.roles.operation import Operation, no_worker, why_failed
 from asyncps.roles.plan import KeyInfo
 from asyncps.roles.remotetable import HeldRows, RemoteTable, post, post_rows
 from asyncps.transport.request import Request
@@ -113,13 +113,11 @@ def push(
     for unit, begin, end in cut(info, ids):
         named = rows.pack(ids[begin:end], unit.table_rows)
         value = values[begin * size : end * size] if end > begin else None
-        step = unit.track.push(None)[0]
-        op.add()
+        step = unit.track.coming(None)[0]
         if not (unit.held or step.wait_for):
             post_rows(client, op, PUSH, unit, step, named, value, priority)
             continue
-        unit.held.append(HeldRows(op, PUSH, step, 0, value, None, None, priority, named=named))
-        client.ask_for_room(unit)
+        client.hold(unit, HeldRows(op, PUSH, step, 0, value, None, None, priority, named=named))
 
 
 def assign(
@@ -131,7 +129,6 @@ def assign(
     for unit, begin, stop in cut(info, ids):
         for first in range(begin, stop, many):
             end = min(stop, first + many)
-            op.add()
             post_rows(
                 client, op, ASSIGN, unit, unit.track.pull(None)[0],
                 rows.pack(ids[first:end], unit.table_rows), values[first * size : end * size],
@@ -155,9 +152,10 @@ def pull(
     size = row_bytes(info)
     for unit, begin, end in cut(info, ids):
         if end > begin:
+            pulling = Pulling(client, op, unit, ids[begin:end], out[begin * size : end * size],
+                              size, priority)
             op.add()
-            Pulling(client, op, unit, ids[begin:end], out[begin * size : end * size],
-                    size, priority).go_on()
+            pulling.go_on()
 
 
 class Pulling:
@@ -180,6 +178,7 @@ class Pulling:
         self._priority = priority
         self._waiting = deque(range(0, ids.size, self._many))
         self._under_way = 0
+        self._over = False
         self._error: AsyncPSError | None = None
 
     def go_on(self) -> None:
@@ -188,15 +187,21 @@ class Pulling:
             self._waiting.clear()
         while self._waiting and self._under_way < PULLS_UNDER_WAY:
             self._under_way += 1
-            self._post(self._waiting.popleft())
+            try:
+                self._post(self._waiting.popleft())
+            except Exception as failed:  # noqa: BLE001 - `why_failed` tells it
+                self._under_way -= 1
+                self._error = self._error or why_failed(self._op, failed, no_worker)
+                self._waiting.clear()
+        if not self._under_way and not self._over:
+            self._over = True
+            self._op.part_done(self._error)
 
     def part_done(self, error: AsyncPSError | None = None) -> None:
         """One request has ended."""
         self._under_way -= 1
         self._error = self._error or error
         self.go_on()
-        if not self._under_way:
-            self._op.part_done(self._error)
 
     def _post(self, begin: int) -> None:
         unit, step, client = self._unit, self._step, self._client
@@ -228,14 +233,13 @@ class Pulling:
             number, priority, [header, table], HEADER_SIZE + len(table), answered, place, unit, self
         )
         request.since = self._op.since
-        track.asked(number, step.clock, None)
         self._op.requests.append((link, request))
         unit.tail = request
+        track.asked(number, step.clock, None)
         link.request(request)
 
 
 def _post_init(client: Client, op: Operation, unit: RemoteTable, table: bytes) -> None:
-    op.add()
     number = unit.link.number()
     header = pack_header(
         INIT, 0, client.incarnation, client.number, number, unit.number, 1 << 20, 0, len(table), 0,

@@ -9,28 +9,20 @@ from typing import Any
 
 from asyncps import optim
 from asyncps.config import Config
-from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded
+from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, WorkerLost
 from asyncps.observe.endpoint import Endpoint
 from asyncps.protocol import messages
-from asyncps.protocol.messages import (
-    AnyMessage,
-    Key,
-    KeySpec,
-    Member,
-    Placed,
-    StoreConfig,
-    UnitSpec,
-)
-from asyncps.roles import reporting, tablework
+from asyncps.protocol.messages import AnyMessage, Key, KeySpec, Member, Placed, StoreConfig
+from asyncps.roles import reporting
 from asyncps.roles.client import Client
 from asyncps.roles.compressing import Compression, Keys, Words
 from asyncps.roles.deadlines import Deadlines, cut, take_back
+from asyncps.roles.initialising import initialise
 from asyncps.roles.joining import join, learn
 from asyncps.roles.lane import Lanes
 from asyncps.roles.metering import start_metrics
 from asyncps.roles.node import Node, Spawn
-from asyncps.roles.operation import Operation
-from asyncps.roles.plan import RemoteUnit
+from asyncps.roles.operation import Operation, result_of, why_failed
 from asyncps.roles.questions import Questions
 from asyncps.roles.shortcut import Shortcut
 from asyncps.transport.connection import Connection
@@ -40,7 +32,6 @@ from asyncps.transport.polling import Polling
 
 log = logging.getLogger(__name__)
 
-_LAST = -(1 << 31)  # the lowest priority: behind everything that waits
 
 
 class Worker:
@@ -83,7 +74,7 @@ class Worker:
             link.start()
         for link in self.links:
             deadlines = Deadlines(
-                self.config, link, self._ask_server,
+                self.config, link, self.ask_server,
                 lambda: self._closed or node.failure is not None,
             )
             node.spawn(deadlines.watch(), f"deadlines of {link.name} at worker {node.rank}")
@@ -109,9 +100,14 @@ class Worker:
             self._metrics.close()
         self.lanes.close()
         error = ClosedError("the store is closed")
+        self._end_links(error)
+        return True
+
+    def _end_links(self, error: AsyncPSError) -> None:
         for link in self.links:
             link.kill(error)
-        return True
+        for client in self.clients.values():
+            client.fail(error)
 
     def sockets(self) -> list[Any]:
         """Return the sockets of all connections, for a forked child to close."""
@@ -136,10 +132,13 @@ class Worker:
             return client
         answer = await self.node.ask(messages.OpenStore(name, config))
         assert isinstance(answer, messages.StoreOpened)
-        if client is None:
-            loop = asyncio.get_running_loop()
-            client = Client(answer.store, config, self.node.incarnation, self.links, loop.time)
-            self.clients[name] = client
+        # Another thread may have opened it meanwhile, and pushed: its clocks are the store's.
+        client = self.clients.get(name)
+        if client is None or client.number != answer.store:
+            client = self.clients[name] = Client(
+                answer.store, config, self.node.incarnation, self.links,
+                asyncio.get_running_loop().time, self.give_up,
+            )
         return client
 
     async def close_store(self, client: Client) -> None:
@@ -159,54 +158,8 @@ class Worker:
     async def init(
         self, client: Client, specs: Sequence[KeySpec], values: Sequence[Any]
     ) -> None:
-        """Initialise keys: rank 0's values count for everyone.
-
-        Args:
-            client: The store.
-            specs: The keys.
-            values: Their values as bytes, lent until this returns; used by rank 0 only. Of a
-                row-sparse key (ids, bytes of the rows), or None.
-
-        Raises:
-            AsyncPSError: A key exists with another dtype or shape, or the cluster failed.
-        """
-        if self.node.rank:
-            answer = await self.questions.ask(
-                messages.Await(client.number, list(specs)), "to initialise these keys"
-            )
-            assert isinstance(answer, Placed)
-            await learn(client, answer.placements, self._ask_server)
-            return
-        answer = await self.node.ask(messages.Declare(client.number, list(specs)))
-        assert isinstance(answer, Placed)
-        await learn(client, answer.placements, self._ask_server)
-        op = Operation("init", lent=True)
-        op.since = asyncio.get_running_loop().time()
-        fresh = []
-        slabs: dict[RemoteUnit, list[tuple[int, KeySpec, memoryview]]] = {}
-        for placement, value in zip(answer.placements, values, strict=True):
-            if not placement.fresh:
-                continue
-            fresh.append(placement.spec.key)
-            if placement.spec.rows is not None:
-                tablework.init(client, op, client.keys[placement.spec.key], value)
-                continue
-            for unit, piece in client.keys[placement.spec.key].pieces:
-                if unit.slab:
-                    slabs.setdefault(unit, []).append((piece.row, placement.spec, value))
-                    continue
-                spec = UnitSpec(
-                    placement.spec.dtype, False, 0, [placement.spec.key], [piece.size]
-                )
-                end = piece.start + piece.size
-                client.init_unit(op, unit, spec, value[piece.start : end])
-        for unit, rows in slabs.items():
-            client.init_rows(op, unit, rows)
-        op.part_done()
-        await self.settle(op)
-        if op.error is not None:
-            raise op.error
-        await self.node.ask(messages.Ready(client.number, fresh))
+        """Initialise keys: rank 0's values count for everyone; see `initialise`."""
+        await initialise(self, client, specs, values)
 
     async def look_up(self, client: Client, keys: Sequence[Key]) -> None:
         """Learn keys that others initialised.
@@ -216,7 +169,7 @@ class Worker:
         """
         answer = await self.node.ask(messages.Lookup(client.number, list(keys)))
         assert isinstance(answer, Placed)
-        await learn(client, answer.placements, self._ask_server)
+        await learn(client, answer.placements, self.ask_server)
 
     async def barrier(self, client: Client) -> None:
         """Wait for all workers."""
@@ -224,7 +177,7 @@ class Worker:
 
     async def join(self, client: Client) -> int:
         """Be waited for no longer until all workers have joined; return the last of them."""
-        return await join(self, client, self._ask_server)
+        return await join(self, client, self.ask_server)
 
     async def set_optimizer(
         self, client: Client, name: str, hyper: dict[str, Any], *, keep: bool = False
@@ -247,17 +200,79 @@ class Worker:
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:
         """Change hyper-parameters; pushes from now on carry the new version."""
-        hyper, version = {**client.hyper, **values}, client.hyper_version + 1
-        message = messages.SetHyper(client.number, version, hyper)
-        for link in self.links:
-            await self._ask_server(link, message)
-        client.hyper, client.hyper_version = hyper, version
+        async with client.changing:  # the next change is one of what this one makes
+            hyper, version = {**client.hyper, **values}, client.next_hyper_version()
+            await self.ask_all(messages.SetHyper(client.number, version, hyper))
+            if client.hyper_asked == version:  # no other optimizer was set meanwhile
+                client.hyper, client.hyper_version = hyper, version
 
     async def statistics(self, client: Client) -> list[messages.ServerStatistics]:
         """Ask every server what it did for a store."""
-        message = messages.AskStatistics(client.number)
-        found = [await self._ask_server(link, message) for link in self.links]
+        found = await self.ask_all(messages.AskStatistics(client.number))
         return [answer for answer in found if isinstance(answer, messages.ServerStatistics)]
+
+    async def accepted(self, client: Client) -> None:
+        """Wait until the servers have taken all pushes that were made so far.
+
+        A pushpull is answered only when its round is complete. But a question that goes behind it
+        is answered as soon as all before it was taken.
+        """
+        client.staging.finish()
+        pushes = list(client.pushes)  # other threads may go on pushing: that is not waited for
+        for op in pushes:
+            if op.verb != "pushpull":
+                await op.end()
+        for unit in list(client.units.values()):
+            for held in list(unit.held):
+                try:
+                    await held.wait_gone(self.config.round_s)
+                except DeadlineExceeded:
+                    _raise_failed(client)  # the same, as its push has heard it
+                    raise
+        if any(not op.ended for op in pushes):
+            await self.ask_all(messages.AskStatistics(client.number), behind=True)
+        _raise_failed(client)
+
+    async def ask_server(
+        self, link: Link, message: messages.Message, priority: int = 1 << 30
+    ) -> AnyMessage:
+        """Ask a server; while bytes of its link move it is alive and may take its time."""
+        if self.node.failure is not None:
+            raise self.node.failure
+        asking = link.question(message, self.node.incarnation, priority)
+        while True:
+            moved = link.moved_bytes
+            done, _ = await asyncio.wait({asking}, timeout=self.config.answer_s)
+            if done:
+                return result_of(asking)
+            if link.moved_bytes == moved:
+                raise DeadlineExceeded(
+                    f"{link.name} did not answer within {self.config.answer_s:g} s"
+                )
+
+    async def ask_all(
+        self, message: messages.Message, *, behind: bool = False
+    ) -> list[AnyMessage]:
+        """Ask all servers the same, at once; return the answers by rank.
+
+        Args:
+            message: The question.
+            behind: It goes behind all that waits to be sent now; what comes later does not hold it
+                up, however much that is.
+
+        Raises:
+            AsyncPSError: What the first one that failed said, when all have answered or are late.
+        """
+        found = await asyncio.gather(
+            *[self.ask_server(link, message, link.outbox.lowest if behind else 1 << 30)
+              for link in self.links],
+            return_exceptions=True,
+        )
+        failed = [answer for answer in found if isinstance(answer, BaseException)][:1]
+        if failed:
+            found.clear()
+            raise failed.pop()  # its traceback leads here, and nothing here leads to it
+        return [answer for answer in found if not isinstance(answer, BaseException)]
 
     def submit(self, op: Operation, work: Callable[[], None]) -> None:
         """Begin an operation, unless the cluster has failed."""
@@ -267,12 +282,25 @@ class Worker:
             return
         try:
             work()
-        except AsyncPSError as failed:
-            op.part_done(failed)
-        except Exception as failed:
-            # Such as no memory: the caller must hear of it, and nobody else.
-            log.exception("%s failed", op.verb)
-            op.part_done(AsyncPSError(f"{op.verb} failed: {failed!r}"))
+        except Exception as failed:  # noqa: BLE001 - `why_failed` tells it
+            op.part_done(why_failed(op, failed, self.give_up))
+
+    def give_up(self, failed: Exception) -> AsyncPSError:
+        """End this worker, which cannot keep its word: a push that counts cannot be sent.
+
+        Its rounds would wait for it, and later pushes would be refused. So all that it does fails,
+        and the others hear of a loss.
+
+        Returns:
+            What the caller of the push hears.
+        """
+        log.critical("worker %d gives up", self.node.rank, exc_info=failed)
+        self.node.fail(WorkerLost(
+            f"worker {self.node.rank} gave up: a push that counts could not be sent: {failed!r}",
+            rank=self.node.rank,
+        ))
+        self.node.abandon()
+        return self.node.failure or ClosedError("the store is closed")
 
     async def settle(self, op: Operation) -> None:
         """Wait for the end of an operation, well or not; a cancelled wait gives its memory back."""
@@ -321,50 +349,9 @@ class Worker:
             return  # the answer came before, over the connection that was cut
         log.warning("a message out of place from a server: %s", type(message).__name__)
 
-    async def accepted(self, client: Client) -> None:
-        """Wait until the servers have taken all pushes that were made so far.
-
-        A pushpull is answered only when its round is complete. But a question that goes behind it
-        is answered as soon as all before it was taken.
-        """
-        client.staging.finish()
-        for op in list(client.pushes):
-            if op.verb != "pushpull":
-                await op.end()
-        for unit in list(client.units.values()):
-            for held in list(unit.held):
-                try:
-                    await held.wait_gone(self.config.round_s)
-                except DeadlineExceeded:
-                    _raise_failed(client)  # the same, as its push has heard it
-                    raise
-        if client.pushes:
-            question = messages.AskStatistics(client.number)
-            for link in self.links:
-                await self._ask_server(link, question, _LAST)
-        _raise_failed(client)
-
-    async def _ask_server(
-        self, link: Link, message: messages.Message, priority: int = 1 << 30
-    ) -> AnyMessage:
-        """Ask a server; while bytes of its link move it is alive and may take its time."""
-        if self.node.failure is not None:
-            raise self.node.failure
-        asking = link.question(message, self.node.incarnation, priority)
-        while True:
-            moved = link.moved_bytes
-            done, _ = await asyncio.wait({asking}, timeout=self.config.answer_s)
-            if done:
-                return asking.result()
-            if link.moved_bytes == moved:
-                raise DeadlineExceeded(
-                    f"{link.name} did not answer within {self.config.answer_s:g} s"
-                )
-
     def _failed(self, error: AsyncPSError) -> None:
         self.lanes.close()
-        for link in self.links:
-            link.kill(error)
+        self._end_links(error)
 
 
 def _raise_failed(client: Client) -> None:
@@ -373,4 +360,4 @@ def _raise_failed(client: Client) -> None:
         op = client.failed.popleft()
         if not op.observed and op.error is not None:
             op.observed = True
-            raise op.error
+            raise op.error.again()

@@ -69,20 +69,25 @@ class UnitTrack:
 
     def push(self, rows: Rows = None) -> list[Step]:
         """Begin the next round of some rows; each step is one frame."""
-        if rows is None and self._clocks is None:
-            self._clock += 1
-            return [Step(self._clock, None, self._must_wait(self._clock, None))]
+        steps = self.coming(rows)
+        for step in steps:
+            self.begin(step)
+        return steps
+
+    def coming(self, rows: Rows = None) -> list[Step]:
+        """Return what `push` would; nothing changes until each of them is begun."""
+        if self._clocks is None:
+            clock = self._clock + 1
+            named = None if rows is None or len(rows) == self.rows else rows
+            return [Step(clock, named, self._must_wait(clock, named))]
         chosen = range(self.rows) if rows is None else rows
-        clocks = self._clocks = self._split()
         groups: dict[int, list[int]] = {}
         for row in chosen:
-            clocks[row] += 1
-            groups.setdefault(clocks[row], []).append(row)
+            groups.setdefault(self._clocks[row] + 1, []).append(row)
         steps = [
             Step(clock, members, self._must_wait(clock, members))
             for clock, members in groups.items()
         ]
-        self._merge()
         if len(steps) == 1 and len(chosen) == self.rows:
             return [steps[0]._replace(rows=None)]
         return steps
@@ -101,7 +106,7 @@ class UnitTrack:
         return Step(clock + 1, None if whole else rows, 0)
 
     def begin(self, step: Step) -> None:
-        """Let a step that `next` gave be taken; a second time it changes nothing."""
+        """Let a step that `next` or `coming` gave be taken; a second time it changes nothing."""
         clock, rows, _ = step
         if self._clocks is None and rows is None:
             self._clock = max(self._clock, clock)

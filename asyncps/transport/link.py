@@ -86,6 +86,7 @@ class Link:
         self._next = 1
         self._sent_before = self._received_before = 0
         self._closing = False
+        self._killed: AsyncPSError | None = None
         self._trying = False
         self._attempt: asyncio.Future[None] | None = None
         self._up: asyncio.Future[None] | None = None
@@ -104,9 +105,17 @@ class Link:
         return next(iter(self.unanswered), self._next)
 
     def request(self, request: Request) -> None:
-        """Send a request; it is answered once, or the link fails it."""
+        """Send a request; it is answered once, or the link fails it. This raises nothing."""
+        if self._killed is not None:
+            request.answered(request, None, None, self._killed)
+            return
         self.unanswered[request.number] = request
-        self.outbox.post(request)
+        try:
+            self.outbox.post(request)
+        except Exception as error:
+            # Such as no memory. Nobody knows how much of it is on its way: send all again.
+            log.exception("a request to %s could not be handed over", self.name)
+            self.abort(ConnectionLost(f"a frame could not be handed over: {error!r}"))
         if self.polling is not None and request.is_small:
             self.polling.expect()
 
@@ -228,6 +237,7 @@ class Link:
         Nothing is read into or written from anybody's memory after this.
         """
         self._closing = True
+        self._killed = error
         if self.connection is not None:
             self.connection.abort(error)
         self.fail(error)

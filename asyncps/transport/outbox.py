@@ -70,6 +70,11 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @property
+    def lowest(self) -> int:
+        """The priority by which a frame goes behind all that waits now, and before what comes."""
+        return -max((turn for turn, _, _ in self._heap), default=0)
+
     def attach(self, connection: Connection) -> None:
         """Send over this connection from now on."""
         self._connection = connection

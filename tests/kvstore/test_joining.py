@@ -267,7 +267,7 @@ async def test_server_that_is_late_with_the_clocks_is_asked_again(
     async with asyncps.connect("dist_sync") as store:
         await store.init("w", np.zeros(3, "f4"))
         worker = store._core.worker
-        ask, asked = worker._ask_server, []
+        ask, asked = worker.ask_server, []
 
         async def late(link: Any, message: Any, *more: Any) -> Any:
             if isinstance(message, Clocks):
@@ -276,7 +276,7 @@ async def test_server_that_is_late_with_the_clocks_is_asked_again(
                     raise DeadlineExceeded("late")
             return await ask(link, message, *more)
 
-        monkeypatch.setattr(worker, "_ask_server", late)
+        monkeypatch.setattr(worker, "ask_server", late)
         assert await store.join() == 0
         assert len(asked) == 3
         all_are(await store.pushpull("w", np.ones(3, "f4")), 1)

@@ -67,17 +67,17 @@ class Bench:
 
     def init(self, keys: dict[str, int]) -> list[Placement]:
         specs = [KeySpec(key, "float32", (size,), 4) for key, size in keys.items()]
-        placements = self.routing.declare(specs)
+        placements = self.placements = self.routing.declare(specs)
         self.client.add_placements(placements)
         return placements
 
-    def send(self, verb: str, keys: Sequence[str], value: float = 1.0,
-             priority: int = 0) -> tuple[Operation, list[Any]]:
+    def send(self, verb: str, keys: Sequence[str], value: float = 1.0, priority: int = 0,
+             op: Operation | None = None) -> tuple[Operation, list[Any]]:
         plan = self.client.plan(tuple(keys))
         assert plan is not None
         arrays = [np.full(info.shape, value, "f4") for info in plan.infos]
         outs = [np.zeros(info.shape, "f4") for info in plan.infos]
-        op = Operation(verb, lent=False)
+        op = op or Operation(verb, lent=False)
         gives, wants = verb != "pull", verb.startswith("pull") or verb == "pushpull"
         self.client.send(
             op, plan,

@@ -61,6 +61,36 @@ def test_callback_after_the_end_is_called_at_once() -> None:
     assert seen == [op]
 
 
+def test_callback_that_fails_stops_no_other() -> None:
+    op = Operation("push", lent=True)
+    seen: list[str] = []
+
+    def fails(_: Operation) -> None:
+        raise RuntimeError("a loop that was closed")
+
+    op.on_end(fails)
+    op.on_end(lambda _: seen.append("told"))
+    op.finally_(lambda: seen.append("freed"))
+    op.part_done()
+    assert seen == ["told", "freed"]
+    assert op.error is None
+
+
+def test_copy_that_fails_at_the_end_is_its_error_and_the_others_are_made() -> None:
+    op = Operation("pull", lent=False)
+    seen: list[str] = []
+
+    def fails() -> None:
+        raise ValueError("read-only")
+
+    op.finishing.extend([fails, lambda: seen.append("copied")])
+    op.on_end(lambda _: seen.append("told"))
+    op.part_done()
+    assert seen == ["copied", "told"]
+    assert isinstance(op.error, AsyncPSError)
+    assert "read-only" in str(op.error)
+
+
 def test_several_threads_may_wait_for_one_end() -> None:
     op = Operation("push", lent=False)
     results: list[bool] = []

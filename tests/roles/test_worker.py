@@ -46,6 +46,23 @@ def test_same_name_is_the_same_store_and_other_words_are_a_disagreement() -> Non
     on_cluster(work)
 
 
+def test_store_that_two_threads_open_at_once_has_one_set_of_clocks() -> None:
+    def work(store: KVStore) -> None:
+        worker, words = store._core.worker, StoreConfig("dist_sync", "arrival", "sum")
+
+        async def open_twice() -> None:
+            first, second = await asyncio.gather(
+                worker.open_store("other", words), worker.open_store("other", words)
+            )
+            assert first is second
+            assert worker.clients["other"] is first
+
+        on_loop(store, open_twice)
+        store.barrier()
+
+    on_cluster(work)
+
+
 def test_look_up_learns_all_keys_or_none() -> None:
     def work(store: KVStore) -> None:
         worker, client = store._core.worker, store._core.client

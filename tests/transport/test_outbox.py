@@ -77,6 +77,19 @@ def test_frame_does_not_overtake_those_that_wait() -> None:
     assert names(connection) == "ab"
 
 
+def test_the_lowest_priority_is_behind_what_waits_and_before_what_comes() -> None:
+    outbox, connection = Outbox(), Connection(room=0)
+    outbox.attach(connection)  # type: ignore[arg-type]
+    assert outbox.lowest == 0
+    for name, priority in (("a", 5), ("b", -3), ("c", 0)):
+        outbox.post(frame(name, priority))
+    outbox.post(frame("question", outbox.lowest))
+    for name in "de":
+        outbox.post(frame(name, -3))
+    connection.drain(10)
+    assert connection.sent == [b"a", b"c", b"b", b"question", b"d", b"e"]
+
+
 def test_detach_drops_what_waits() -> None:
     outbox, connection = attached(0)
     outbox.post(frame("lost"))

@@ -173,7 +173,7 @@ class HeldPushes:
         every = list(self)
         self.clear()
         for held in every:
-            held.detach(error)
+            held.op.part_done(error)
             held.let_go()
 
     def grow(self, known: range) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 
 Spec = dict[str, Any]
 
+SMALL_BYTES = 65536  # smaller keys travel as they are, but for 1bit and 2bit
+
 # name -> what set_gradient_compression is told; None: as it is
 CODECS: dict[str, Spec | None] = {
     "f32": None,
@@ -22,15 +24,17 @@ CODECS: dict[str, Spec | None] = {
     "threshold": {"type": "threshold", "threshold": 2.5},
     "randomk": {"type": "randomk", "ratio": 0.1},
     "f16, pulls too": {"type": "f16", "pull": "f16"},
-    "topk, pulls too": {"type": "topk", "ratio": 0.01, "pull": True},
+    # layers of 4 KiB and more: half of what is sent would be dense else
+    "topk, pulls too": {"type": "topk", "ratio": 0.01, "pull": True, "small_bytes": 4096},
 }
-# What differs where the CNN is trained: thresholds that fit its gradients (sums over 64 images).
+# What differs where the CNN is trained: thresholds that fit its gradients, which are sums over 64
+# images; and biases and small layers, whose gradients are larger, travel as they are.
 TRAINED: dict[str, Spec] = {
-    "2bit": {"type": "2bit", "threshold": 4.0},
+    "2bit": {"type": "2bit", "threshold": 4.0, "small_bytes": SMALL_BYTES},
+    "1bit": {"type": "1bit", "threshold": 0.0, "small_bytes": SMALL_BYTES},
     "threshold": {"type": "threshold", "threshold": 1.0},
 }
 BOTH_WAYS = "topk, pulls too"
-SMALL_BYTES = 65536  # smaller keys travel as they are, but for 1bit and 2bit
 
 # The parameters of the CNN of examples/cnn.py, 431,080 in all: floats by key.
 CNN = {

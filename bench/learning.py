@@ -19,6 +19,7 @@ import harness
 import linked
 import links
 from codectable import CODECS, TRAINED, Spec
+from compare import records
 
 from asyncps.errors import NotYetError
 from asyncps.tensor.codecs import options as words_of_codecs
@@ -98,7 +99,10 @@ def over_link(work: list[str], link: links.Link) -> str:
 
 
 def plot(bench: harness.Bench, codecs: list[str]) -> int:
-    """Train with each codec over the first of --links, and draw; how many trainings failed."""
+    """Train with each codec over the first of --links, and draw; how many trainings failed.
+
+    Curves that the file of --out has already are drawn too: codecs can be run one at a time.
+    """
     told = bench.options
     link = links.LINKS[(told.links or "100mbit").split(",")[0]]
     if reason := links.why_not(link):
@@ -107,7 +111,11 @@ def plot(bench: harness.Bench, codecs: list[str]) -> int:
     if importlib.util.find_spec("matplotlib") is None:
         raise SystemExit("--plot needs matplotlib: pip install 'asyncps[examples]'")
     failed = 0
-    curves: dict[str, tuple[list[float], list[float]]] = {}
+    curves: dict[str, tuple[list[float], list[float]]] = {
+        rec["op"]: (rec["seconds"], rec["learned"])
+        for rec in (records(bench.out) if bench.out else ())
+        if rec.get("link") == link.name and rec.get("dataset") == told.dataset
+    }
     for name, more in trained(codecs):
         try:
             curves[name] = curve(over_link(command(told, 0, more), link))

@@ -1,6 +1,6 @@
 """One worker of bench/compression.py: the same push-pull with every codec, in turns.
 
-Each codec has keys of its own in one store, whose servers add what comes (optimizer `test`). A
+Each codec has a store of its own in one cluster, whose servers add what comes (optimizer `test`). A
 round of a codec is one `pushpull` of all keys of the case. Checked: the first answer, by a model of
 the codec; the bytes of what was encoded; and, after the timed rounds, that the weights and what is
 kept make up all that was ever pushed.
@@ -10,6 +10,7 @@ Its argument is a JSON object: case, codecs, rounds (timed ones), out (a file).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -30,12 +31,20 @@ DRAIN_ROUNDS = 2000  # at most; a top-k of 1% needs about 200
 
 
 class Run:
-    """One codec's keys, and what was done with them."""
+    """One codec's store, and what was done with it.
 
-    def __init__(self, store: Any, name: str, case: str) -> None:
-        self.store, self.name, self.spec = store, name, codectable.CODECS[name]
+    Raises:
+      NotYetError: The codec is not there yet.
+    """
+
+    def __init__(self, name: str, case: str, stack: contextlib.ExitStack) -> None:
+        self.name, self.spec = name, codectable.CODECS[name]
+        self.store = store = stack.enter_context(asyncps.create("dist_sync", name=name))
+        store.set_optimizer("test", rescale_grad=1.0)
+        if self.spec is not None:
+            store.set_gradient_compression(self.spec)
         sizes = codectable.CASES[case]
-        self.keys = [f"{name}/{key}" for key in sizes]
+        self.keys = list(sizes)
         sets = max(1, min(4, GRADIENTS_BYTES // (4 * sum(sizes.values()))))
         self.sets = [gradients(store.rank, i, list(sizes.values())) for i in range(sets)]
         self.outs = [np.zeros(n, np.float32) for n in sizes.values()]
@@ -70,10 +79,10 @@ class Run:
             if self.spec is None or codectable.is_dense(self.spec, out.size):
                 good = np.allclose(out, np.sum(pushed, axis=0), rtol=1e-3 if self.pulls else 2e-6,
                                    atol=1e-6)
-                require(good, f"{key}: a dense answer is wrong")
+                require(good, f"{self.name} {key}: a dense answer is wrong")
             elif workers == 1 and not self.pulls:
                 wrong = codectable.check_sent(self.spec, pushed[0], out)
-                require(not wrong, f"{key}: {wrong}")
+                require(not wrong, f"{self.name} {key}: {wrong}")
 
     @property
     def pulls(self) -> Any:
@@ -94,7 +103,7 @@ class Run:
             told = report.get(key, {}).get("codec", "dense") == "dense"
             kept = 0.0 if told or self.pulls is True else report[key]["error_norm"]
             require(abs(left - kept) <= 1e-3 * kept + slack,
-                    f"{key}: {left} is missing, and {kept} is kept")
+                    f"{self.name} {key}: {left} is missing, and {kept} is kept")
 
     def drain(self) -> None:
         """Push nothing until all that was kept, at both ends, has arrived."""
@@ -115,12 +124,12 @@ class Run:
             told = self.store.compression_report().get(key)
             spec, x = self.spec, self.sets[0][i]
             if spec is None or told is None or told["codec"] == "dense":
-                require(codectable.is_dense(spec, x.size), f"{key} travels as it is")
+                require(codectable.is_dense(spec, x.size), f"{self.name} {key} travels as it is")
                 continue
             want = codectable.payload_bytes(spec, x)
             if want is not None:
                 got = told["bytes_sent"] / rounds
-                require(got == want, f"{key}: {got} bytes a push, not {want}")
+                require(got == want, f"{self.name} {key}: {got} bytes a push, not {want}")
 
     def record(self, case: str) -> dict[str, Any]:
         """What was measured."""
@@ -143,19 +152,14 @@ def gradients(rank: int, number: int, sizes: list[int]) -> list[np.ndarray]:
     return [rng.standard_normal(n, dtype=np.float32) for n in sizes]
 
 
-def work(store: Any, told: dict[str, Any]) -> list[dict[str, Any]]:
+def work(store: Any, told: dict[str, Any], stack: contextlib.ExitStack) -> list[dict[str, Any]]:
     """Every codec's first round checked, rounds of all in turns, every codec checked again."""
-    store.set_optimizer("test", rescale_grad=1.0)
     case, runs, records = told["case"], [], []
     for name in told["codecs"]:
-        spec = codectable.CODECS[name]
         try:
-            if spec is not None:
-                store.set_gradient_compression(spec, keys=f"{name}/*")
+            runs.append(Run(name, case, stack))
         except NotYetError as error:
             records.append({"op": name, "case": case, "rank": store.rank, "skipped": str(error)})
-            continue
-        runs.append(Run(store, name, case))
     for run in runs:
         run.round()
         run.check_first()
@@ -177,8 +181,8 @@ def work(store: Any, told: dict[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     """Write the records of this worker to the end of the file; a wrong value is a traceback."""
     told = json.loads(sys.argv[1])
-    with asyncps.create("dist_sync") as store:
-        records = work(store, told)
+    with asyncps.create("dist_sync") as store, contextlib.ExitStack() as stack:
+        records = work(store, told, stack)
     with Path(told["out"]).open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
 

@@ -126,8 +126,8 @@ def _ratios(records: list[Record], upper: Record, lower: Record) -> list[float]:
 def _link_rows(records: list[Record]) -> list[list[str]]:
     rows = []
     for name, least in LINK_GAINS.items():
-        if not any(rec.get("link") == name for rec in records):
-            continue
+        if not any(rec.get("link") == name and "seconds" not in rec for rec in records):
+            continue  # curves of trainings are no steps
         at = {"link": name, "case": "cnn"}
         gains = _ratios(records, {**at, "op": "f32"}, {**at, "op": BOTH_WAYS})
         cells = verdict(gains, lambda gain, least=least: gain >= least)

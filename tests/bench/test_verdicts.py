@@ -60,6 +60,13 @@ def test_a_codec_that_was_left_out_is_told_with_its_reason() -> None:
     assert row[-3:] == ["why", "", "not measured"]
 
 
+def test_a_curve_over_a_link_is_no_step() -> None:
+    curve = {"bench": "compression", "op": "f32", "link": "1gbit", "seconds": [1.0],
+             "learned": [0.9]}
+
+    assert verdicts.compression_rows([curve]) == []
+
+
 @pytest.mark.parametrize(("median_s", "verdict"), [(1.1, "holds"), (1.11, "MISSED")])
 def test_f16_may_cost_a_tenth_on_loopback(median_s: float, verdict: str) -> None:
     records = [step("f32", 1.0, link="loopback"), step("f16", median_s, link="loopback")]

@@ -31,7 +31,7 @@ def key(rec: dict[str, Any]) -> Key:
     """What makes two records the same benchmark."""
     topology = f"{rec['servers']}x{rec['workers']}" if "workers" in rec else ""
     name = rec.get("bench") or rec.get("system") or rec["peer"]
-    return (str(name), rec["op"], topology, rec["case"])
+    return (str(name), rec["op"], topology, " ".join(filter(None, [rec["case"], rec.get("link")])))
 
 
 def medians(path: Path) -> dict[Key, float]:

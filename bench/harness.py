@@ -27,7 +27,7 @@ PEERS = HERE / "peers"
 if importlib.util.find_spec("asyncps_ext") is None:  # not installed: the one of this clone
     sys.path.insert(0, str(HERE.parent))
 
-SIZES = {"64K": 1 << 16, "1M": 1 << 20, "16M": 1 << 24, "100M": 100 << 20}
+SIZES = {"64K": 1 << 16, "1M": 1 << 20, "16M": 1 << 24, "64M": 1 << 26, "100M": 100 << 20}
 OTHERS_AT = ("1M", "16M")  # of those sizes other bodies are timed: twins take seconds for more
 MIN_SAMPLE_S = 20e-6  # shorter operations are timed several at once: the clock itself costs 50 ns
 MIN_SAMPLES = 10
@@ -113,13 +113,20 @@ def facts() -> dict[str, Any]:
 class Bench:
     """The command line of one benchmark and the file its records go to."""
 
-    def __init__(self, name: str, description: str, argv: list[str] | None = None) -> None:
+    def __init__(
+        self, name: str, description: str, argv: list[str] | None = None,
+        add: Callable[[argparse.ArgumentParser], None] | None = None,
+    ) -> None:
+        """`add` gives the command line more options, which `options` then has."""
         self.name = name
+        self.kept: list[dict[str, Any]] = []
         a = argparse.ArgumentParser(description=description)
         a.add_argument("--smallest", action="store_true", help="values only, as short as can be")
         a.add_argument("--seconds", type=float, help="of each measurement (default 2)")
         a.add_argument("--out", type=Path, help="append JSON lines to this file")
-        options = a.parse_args(argv)
+        if add:
+            add(a)
+        options = self.options = a.parse_args(argv)
         self.smallest: bool = options.smallest
         self.seconds: float = options.seconds or (0.01 if self.smallest else 2.0)
         self.out: Path | None = options.out.resolve() if options.out else None
@@ -170,6 +177,7 @@ class Bench:
         self._append({"bench": self.name, **rec})
 
     def _append(self, rec: dict[str, Any]) -> None:
+        self.kept.append(rec)
         if self.out:
             rec = {k: round(v, 10) if isinstance(v, float) else v for k, v in rec.items()}
             with self.out.open("a") as f:

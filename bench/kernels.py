@@ -1,186 +1,110 @@
-"""The reduce, optimizer, sparse, quantize and select kernels against memcpy, every result checked.
+"""The kernels against memcpy and against their NumPy twins, every result checked.
 
 Rates count the bytes that an operation must read and write, memcpy's too; `of_memcpy` is the
 share of memcpy's rate at the same size of array. Quantizers tell the rate of float32 input beside
 (`input_GBps`); of select's kernels the bytes of the dense input count. At two sizes the other
-variants of both and their NumPy twins are timed too.
+variants (instruction sets) and their NumPy twins are timed too.
+
+    python bench/kernels.py --cases 64M --judged     what must hold, and whether it does
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 
 import harness
 import numpy as np
+import report
+import verdicts
+from kernels_dense import optim_ops, reduce_ops, unique, zeros
 from kernels_quantize import quantize_ops
-from kernels_select import measure_select
-from kernels_sparse import sparse_ops
+from kernels_select import select_ops
+from kernels_sparse import BODIES, sparse_ops
 
-from asyncps_ext import COMPILED, INSTRUCTION_SET, optim, quantize, reduce, reference
+from asyncps_ext import COMPILED, INSTRUCTION_SET, optim, quantize, reduce, reference, select
 
-PAGE = 4096
-HYPER = {"lr": 0.05, "wd": 1e-4, "rescale": 0.5, "clip": 0.4}
-
-
-def aligned(values: np.ndarray) -> np.ndarray:
-    """A copy that starts at a page: memcpy of 64 KiB takes 2 to 22 us by alignment alone."""
-    room = np.empty(values.nbytes + PAGE, np.uint8)
-    start = -room.ctypes.data % PAGE
-    out = room[start : start + values.nbytes].view(values.dtype)
-    out[:] = values
-    return out
+Ops = Mapping[str, tuple[Callable[[], object], Callable[[], None], int]]
+TWINS_OF_ROWS_AT = "1M"  # what they do is Python, id by id
 
 
-def zeros(n: int, dtype: str = "f4") -> np.ndarray:
-    """An aligned array of zeros."""
-    return aligned(np.zeros(n, dtype))
+def options(a: argparse.ArgumentParser) -> None:
+    """What this benchmark has beside the options of all."""
+    a.add_argument("--cases", help=f"of {','.join(harness.SIZES)}; default all")
+    a.add_argument("--judged", action="store_true",
+                   help="only what has a floor, each beside a memcpy of its own")
 
 
-def unique(n: int, first: int = 0) -> np.ndarray:
-    """n float32 values in [0.5, 1), each of 2**23 neighbours with bits of its own."""
-    bits = np.arange(first, first + n, dtype=np.uint32) % (1 << 23) + (126 << 23)
-    return aligned(bits.astype(np.uint32).view("f4"))
+class Size:
+    """Everything at one size of array."""
 
+    def __init__(self, bench: harness.Bench, case: str, size: int) -> None:
+        self.bench, self.case, self.size, self.n = bench, case, size, size // 4
+        self.source, self.target = unique(self.n), zeros(self.n)
+        self.judged = {floor.op for floor in verdicts.FLOORS} if bench.options.judged else set()
+        self.floor = self.memcpy(shown=True)
 
-def close(got: np.ndarray, want: np.ndarray, what: str, rtol: float = 2e-6) -> None:
-    """Compare with a model in float64."""
-    harness.require(np.allclose(got, want, rtol=rtol, atol=1e-12), what)
+    def memcpy(self, *, shown: bool = False) -> float:
+        """Its rate in GB/s, reading and writing."""
+        times = harness.measure(lambda: np.copyto(self.target, self.source), self.bench.seconds)
+        harness.require(np.array_equal(self.source, self.target), "memcpy")
+        if shown:
+            self.bench.emit("memcpy", self.case, times, 2 * self.size)
+        return 2 * self.size / times.median_s / 1e9
 
+    def bodies(self, kernels: ModuleType, twins: ModuleType) -> Iterator[tuple[str, ModuleType]]:
+        """As `harness.bodies`; what is judged is the variant that was chosen."""
+        for suffix, body in harness.bodies(kernels, twins, self.case):
+            if not (suffix and self.judged):
+                yield suffix, body
 
-def bf16_bits(x: np.ndarray) -> np.ndarray:
-    """Round float32 to bfloat16, ties to even, as bits."""
-    bits = x.view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    def measure(self, ops: Ops, suffix: str, *, has_input: bool = False) -> None:
+        """Each operation of one body."""
+        for name, (fn, check, moved) in ops.items():
+            if self.judged and name not in self.judged:
+                continue
+            check()
+            floor = self.memcpy() if self.judged else self.floor
+            times = harness.measure(fn, self.bench.seconds / (4 if suffix else 1))
+            check()
+            rates = {"of_memcpy": moved / times.median_s / 1e9 / floor}
+            if has_input:
+                rates["input_GBps"] = self.size / times.median_s / 1e9
+            build = {"compiled": COMPILED, "instruction_set": suffix[1:] or INSTRUCTION_SET}
+            self.bench.emit(name + suffix, self.case, times, moved, **rates, **build)
 
-
-def reduce_ops(n: int) -> dict[str, tuple[Callable[[], None], Callable[[], None], int]]:
-    """name -> (operation, check, bytes it reads and writes), for arrays of n float32."""
-    x = unique(n)
-    acc, out32, scaled, bits = zeros(n), zeros(n), aligned(x), zeros(n, "u2")
-    half = aligned(x.astype("f2"))
-    half_bits, brain = half.view(np.uint16), aligned(bf16_bits(x))
-    brain_wide = (brain.astype(np.uint32) << 16).view("f4")
-
-    def check_add(add: Callable[[], None], want: np.ndarray, name: str) -> Callable[[], None]:
-        def check() -> None:
-            acc[:] = 1
-            add()
-            harness.require(np.array_equal(acc, np.float32(1) + want), name)
-
-        return check
-
-    def check_out(fn: Callable[[], None], out: np.ndarray, want: np.ndarray, name: str):
-        def check() -> None:
-            out.fill(0)
-            fn()
-            harness.require(np.array_equal(out, want), name)
-
-        return check
-
-    def check_scale() -> None:
-        scaled[:] = x
-        reduce.scale(scaled, 0.5)
-        harness.require(np.array_equal(scaled, x * np.float32(0.5)), "scale")
-
-    ops = {
-        "add_f32": (lambda: reduce.add(acc, x), x, 12),
-        "add_f16": (lambda: reduce.add_f16(acc, half_bits), half.astype("f4"), 10),
-        "add_bf16": (lambda: reduce.add_bf16(acc, brain), brain_wide, 10),
-    }
-    done = {k: (fn, check_add(fn, want, k), size * n) for k, (fn, want, size) in ops.items()}
-    moves = {
-        "widen_f16": (lambda: reduce.widen_f16(out32, half_bits), out32, half.astype("f4")),
-        "widen_bf16": (lambda: reduce.widen_bf16(out32, brain), out32, brain_wide),
-        "narrow_f16": (lambda: reduce.narrow_f16(bits, x), bits, half_bits),
-        "narrow_bf16": (lambda: reduce.narrow_bf16(bits, x), bits, brain),
-    }
-    for name, (fn, out, want) in moves.items():
-        done[name] = (fn, check_out(fn, out, want, name), 6 * n)
-    done["scale_f32"] = (lambda: reduce.scale(scaled, 1.0), check_scale, 8 * n)
-    return done
-
-
-def optim_ops(n: int) -> dict[str, tuple[Callable[[], None], Callable[[], None], int]]:
-    """name -> (operation, check, bytes it reads and writes), for arrays of n float32."""
-    g, w0 = unique(n), unique(n, 12345)
-    out, w = zeros(n), aligned(w0)
-    m0, v0 = unique(n, 777) * np.float32(0.1), unique(n, 999)
-    m, v = aligned(m0), aligned(v0)
-    lr, wd, rescale, clip = HYPER["lr"], HYPER["wd"], HYPER["rescale"], HYPER["clip"]
-    g64, w64, m64, v64 = (a.astype("f8") for a in (g, w0, m0, v0))
-
-    def test() -> None:
-        optim.test(out, w, g, rescale)
-
-    def sgd() -> None:
-        optim.sgd(out, w, g, lr, wd, rescale, clip)
-
-    def momentum() -> None:
-        optim.sgd_momentum(out, w, g, m, lr, 0.9, wd, rescale, clip, False)
-
-    def adam() -> None:
-        optim.adam(out, w, g, m, v, lr, 0.9, 0.999, 1e-8, wd, rescale, clip)
-
-    g_sgd = np.clip(rescale * g64, -clip, clip) + wd * w64
-    g_adam = np.clip(rescale * g64 + wd * w64, -clip, clip)
-    m_sgd = 0.9 * m64 - lr * g_sgd
-    m_adam, v_adam = 0.9 * m64 + 0.1 * g_adam, 0.999 * v64 + 0.001 * g_adam**2
-    wants = {
-        "test": (test, w64 + rescale * g64, 12),
-        "sgd": (sgd, w64 - lr * g_sgd, 12),
-        "sgd_momentum": (momentum, w64 + m_sgd, 20),
-        "adam": (adam, w64 - lr * m_adam / (np.sqrt(v_adam) + 1e-8), 28),
-    }
-
-    def checker(name: str, fn: Callable[[], None], want: np.ndarray) -> Callable[[], None]:
-        def check() -> None:
-            m[:], v[:] = m0, v0
-            out.fill(0)
-            fn()
-            close(out, want, name)
-            harness.require(np.array_equal(w, w0), f"{name} changed its input")
-
-        return check
-
-    return {k: (fn, checker(k, fn, want), size * n) for k, (fn, want, size) in wants.items()}
-
-
-def measure_quantizers(
-    bench: harness.Bench, case: str, n: int, floor: float, body: ModuleType, suffix: str
-) -> None:
-    """One body of the quantizers at one size."""
-    for name, (fn, check, moved) in quantize_ops(body, n).items():
-        check()
-        times = harness.measure(fn, bench.seconds / (4 if suffix else 1))
-        check()
-        rates = {"of_memcpy": moved / times.median_s / 1e9 / floor,
-                 "input_GBps": 4 * n / times.median_s / 1e9}  # fmt: skip
-        bench.emit(name + suffix, case, times, moved, **rates)
+    def all_kernels(self) -> None:
+        """Of every module."""
+        for suffix, body in self.bodies(reduce, reference.reduce):
+            self.measure(reduce_ops(body, self.n), suffix)
+        for suffix, body in self.bodies(optim, reference.optim):
+            self.measure(optim_ops(body, self.n), suffix)
+        for suffix, modules in BODIES.items():
+            if not self.judged and (not suffix or self.case == TWINS_OF_ROWS_AT):
+                self.measure(sparse_ops(self.n, *modules), suffix)
+        for suffix, body in self.bodies(quantize, reference.quantize):
+            self.measure(quantize_ops(body, self.n), suffix, has_input=True)
+        for suffix, body in self.bodies(select, reference.select):
+            self.measure(select_ops(body, self.n), suffix)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """All kernels at all sizes."""
-    bench = harness.Bench("kernels", __doc__.splitlines()[0], argv)
-    build = {"compiled": COMPILED, "instruction_set": INSTRUCTION_SET}
-    for case, size in bench.sizes().items():
-        n = size // 4
-        source, target = unique(n), zeros(n)
-        times = harness.measure(lambda: np.copyto(target, source), bench.seconds)  # noqa: B023
-        harness.require(np.array_equal(source, target), "memcpy")
-        floor = 2 * size / times.median_s / 1e9
-        bench.emit("memcpy", case, times, 2 * size)
-        for ops in (reduce_ops(n), optim_ops(n), sparse_ops(n)):
-            for name, (fn, check, moved) in ops.items():
-                check()
-                times = harness.measure(fn, bench.seconds)
-                check()
-                share = moved / times.median_s / 1e9 / floor
-                bench.emit(name, case, times, moved, of_memcpy=share, **build)
-        for suffix, body in harness.bodies(quantize, reference.quantize, case):
-            measure_quantizers(bench, case, n, floor, body, suffix)
-        measure_select(bench, case, n, floor)
+    """All kernels at all sizes; what is missed is said, and is no failure."""
+    bench = harness.Bench("kernels", __doc__.splitlines()[0], argv, options)
+    sizes = bench.sizes()
+    if bench.options.cases:
+        names = bench.options.cases.split(",")
+        unknown = [name for name in names if name not in harness.SIZES]
+        if unknown:
+            raise SystemExit(f"unknown cases {unknown}; there are {list(harness.SIZES)}")
+        sizes = {name: harness.SIZES[name] for name in names}
+    for case, size in sizes.items():
+        Size(bench, case, size).all_kernels()
+    rows = verdicts.kernel_rows(bench.kept)
+    if rows:
+        print(report.table(verdicts.HEAD, rows))
     return 0
 
 

@@ -52,6 +52,8 @@ class Gradients:
             "add_1bit": (lambda: body.add_1bit(out, one), one.nbytes),
             "decode_int8": (lambda: body.decode_int8(out, q, scales), blocks),
             "add_int8": (lambda: body.add_int8(out, q, scales), blocks),
+            "decode_onebit": (lambda: body.decode_onebit(out, one, SCALE), one.nbytes),
+            "add_onebit": (lambda: body.add_onebit(out, one, SCALE), one.nbytes),
         }
 
     def check_encoder(self, name: str, encode: Callable[[], object], is_kept: bool) -> None:

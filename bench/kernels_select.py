@@ -1,7 +1,4 @@
-"""The kernels that choose elements for bench/kernels.py, each result checked by a model.
-
-Beside the compiled kernels, in each variant that the machine has, their NumPy twins.
-"""
+"""The kernels that choose elements for bench/kernels.py, each result checked by a model."""
 
 from __future__ import annotations
 
@@ -11,9 +8,7 @@ from types import ModuleType
 import harness
 import numpy as np
 
-from asyncps_ext import reference, select
-
-Ops = dict[str, tuple[Callable[[], object], Callable[[], None]]]
+Ops = dict[str, tuple[Callable[[], object], Callable[[], None], int]]
 SHARE = 100  # one element of so many is chosen
 
 
@@ -39,30 +34,13 @@ def largest(x: np.ndarray, k: int) -> np.ndarray:
     return np.sort(np.concatenate([above, equal[: k - above.size]]))
 
 
-def measure_select(bench: harness.Bench, case: str, n: int, floor: float) -> None:
-    """Every kernel of every body, where one of 100 elements is chosen.
+def select_ops(body: ModuleType, n: int) -> Ops:
+    """name -> (operation, check, bytes) of one body, where one of 100 elements is chosen.
 
-    Bytes are those of the dense float32 array, as if each kernel read all of it once.
-
-    Args:
-        n: elements of the dense array.
-        floor: memcpy's rate in GB/s, reading and writing.
+    Bytes are those of the dense float32 array of n, as if each kernel read all of it once.
     """
-    arrays = inputs(n)
-    for suffix, body in harness.bodies(select, reference.select, case):
-        for name, (fn, check) in select_ops(body, arrays, n).items():
-            check()
-            times = harness.measure(fn, bench.seconds / (4 if suffix else 1))
-            check()
-            share = 4 * n / times.median_s / 1e9 / floor
-            bench.emit(name + suffix, case, times, 4 * n, of_memcpy=share)
-
-
-def select_ops(
-    body: ModuleType, arrays: dict[str, np.ndarray], n: int
-) -> Ops:
-    """name -> (operation, check) of one body."""
     k = max(1, n // SHARE)
+    arrays = inputs(n)
     x = arrays[""]
     rng = np.random.default_rng(k)
     at, other = (np.sort(rng.permutation(n)[:k]).astype(np.uint32) for _ in range(2))
@@ -71,7 +49,7 @@ def select_ops(
     indices, out, bits = np.zeros(k, np.uint32), np.zeros(k, np.float32), np.zeros(k, np.uint16)
     union, total = np.zeros(2 * k, np.uint32), np.zeros(2 * k, np.float32)
     t = float(np.abs(x[largest(x, k)]).min())
-    ops: Ops = {}
+    ops: dict[str, tuple[Callable[[], object], Callable[[], None]]] = {}
 
     def topk_of(data: np.ndarray, name: str) -> None:
         def run() -> None:
@@ -151,4 +129,4 @@ def select_ops(
     ops["merge"] = (lambda: body.merge(at, values, other, out, union, total), check_merge)
     ops["dgc_accumulate"] = (lambda: body.dgc_accumulate(momentum, sums, x, 0.5), check_dgc)
     ops["dgc_mask"] = (lambda: body.dgc_mask(momentum, sums, at, out), check_dgc)
-    return ops
+    return {name: (run, check, 4 * n) for name, (run, check) in ops.items()}

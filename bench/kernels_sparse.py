@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import harness
 import numpy as np
 
-from asyncps_ext import sparse, sparse_fill, sparse_index
+from asyncps_ext import reference, sparse, sparse_fill, sparse_index
 
 Ops = dict[str, tuple[Callable[[], object], Callable[[], None], int]]
 WIDTH = 64
+# The modules of rows by the suffix of their records: the compiled ones, and the NumPy twins.
+BODIES = {
+    "": (sparse, sparse_index, sparse_fill),
+    "@numpy": (reference.sparse, reference.sparse_index, reference.sparse_fill),
+}
 
 
-def sparse_ops(n: int) -> Ops:
+def sparse_ops(
+    n: int, sparse: ModuleType, sparse_index: ModuleType, sparse_fill: ModuleType
+) -> Ops:
     """name -> (operation, check, bytes it reads and writes), for n float32 in rows of 64.
 
     The rows lie in a table four times as large. Ids count as 8 bytes read, slots as 8 written.

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import verdicts
 from compare import records
 from targets import ADAM_AT_MOST, IDLE_UNDER, RAW_OPS, TARGETS, Target
 
@@ -184,7 +185,7 @@ def own_rows(results: Results) -> list[list[str]]:
             what = ["memory, " + rec["measured_op"], "budget (tight)"]
             limit = f"{budget:.0f} ({rec['tight_MiB']:.0f}) MiB"
             rows.append([topology, rec["case"], *what, limit, f"{peak:.0f} MiB", "", good])
-    return rows
+    return rows + verdicts.kernel_rows(results.own) + verdicts.compression_rows(results.own)
 
 
 def use_table(results: Results) -> str:
@@ -210,7 +211,7 @@ def own_table(results: Results) -> str:
     """The records of bench/run.py that have a time."""
     rows = []
     for rec in results.own:
-        if not rec.get("median_s") or rec["bench"] == "memory" or rec.get("rank"):
+        if not rec.get("median_s") or rec["bench"] in ("memory", "compression") or rec.get("rank"):
             continue
         topology = f"{rec['servers']}x{rec['workers']}" if "workers" in rec else ""
         rate = rec.get("GBps") or rec.get("goodput_GBps")
@@ -265,6 +266,9 @@ def render(results: Results) -> str:
     elif own_rows(results):
         head = ["S x W", "case", "ours", "against", "target", "measured", "", ""]
         parts += ["## Targets\n", table(head, own_rows(results))]
+    head, rows = verdicts.link_table(results.own)
+    if rows:
+        parts += ["## A step with each codec, in milliseconds\n", table(head, rows)]
     if any(r.get("median_s") for r in results.own):
         parts += ["## Our own\n", own_table(results)]
     return "\n".join(parts)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NAMES = ["kernels", "wire", "pushpull", "idle", "memory", "free", "flood"]
+NAMES = ["kernels", "wire", "pushpull", "idle", "memory", "free", "flood", "compression"]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import random
 import sys
@@ -62,6 +63,7 @@ def train(store: Any, data: Dataset, args: argparse.Namespace, xp: ModuleType) -
         "sgd",
         {"learning_rate": args.lr, "momentum": args.momentum, "wd": args.wd},
         kvstore=store,
+        compression_params=args.compression,
     )
 
     first = store.rank == 0
@@ -131,6 +133,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--momentum", type=float, default=0.9, help="momentum of the servers' SGD")
     add("--wd", type=float, default=1e-5, help="weight decay")
     add("--kv-store", default="dist_sync", help="store type")
+    add("--compression", type=_codec, metavar="TYPE[,OPTION=VALUE...]",
+        help="of gradients, such as 2bit,threshold=0.25 (see docs/compression.md)")
     add("--seed", type=int, default=0, help="of initial weights and order")
     add("--device", choices=("auto", "cpu", "gpu"), default="auto", help="what computes")
     add("--figure", type=Path, metavar="PATH", help="draw loss and accuracy (PNG)")
@@ -144,6 +148,21 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}")
     return number
+
+
+def _codec(text: str) -> dict[str, Any]:
+    """`topk,ratio=0.01` as {"type": "topk", "ratio": 0.01}; the store checks what it says."""
+    kind, *options = text.split(",")
+    found: dict[str, Any] = {"type": kind}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not (name and equals and value):
+            raise argparse.ArgumentTypeError(f"an option is NAME=VALUE, got {option!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:  # a word, such as values=f16
+            found[name] = value
+    return found
 
 
 if __name__ == "__main__":

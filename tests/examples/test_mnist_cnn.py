@@ -120,6 +120,45 @@ def test_the_printout_has_singas_lines(command, capsys):
     assert re.fullmatch(rf"Final evaluation accuracy = {number}, \d+ images/s", lines[-1])
 
 
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("f16", {"type": "f16"}),
+        ("topk,ratio=0.01,values=f16", {"type": "topk", "ratio": 0.01, "values": "f16"}),
+        ("f16,error_feedback=false", {"type": "f16", "error_feedback": False}),
+    ],
+)
+def test_compression_of_the_command_line_is_what_the_store_takes(text, spec):
+    assert arguments("--compression", text).compression == spec
+
+
+@pytest.mark.parametrize("text", ["topk,ratio", "topk,=1", "topk,ratio="])
+def test_an_option_of_compression_that_is_no_pair_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        arguments("--compression", text)
+    assert "NAME=VALUE" in capsys.readouterr().err
+
+
+def test_an_unknown_compression_is_an_error_of_the_command_line(command, capsys):
+    assert command("--compression", "3bit") == 2
+
+    assert "unknown type of compression" in capsys.readouterr().err
+
+
+def test_gradients_of_large_layers_are_compressed(data):
+    words = ["--compression", "topk,ratio=0.01", "--batch-size", "8"]
+
+    def work(store):
+        mnist_cnn.train(store, data, arguments(*words), np)
+        return {key: told["codec"] for key, told in store.compression_report().items()}
+
+    first, second = on_cluster(work, workers=2)
+
+    assert first == second
+    assert sorted(key for key, codec in first.items() if codec == "topk") == [
+        "conv2.weight", "dense1.weight"]
+
+
 def test_an_accuracy_below_the_target_is_exit_code_1(command, capsys):
     assert command("--target-accuracy", "1.01") == 1
 

@@ -248,7 +248,8 @@ class Core(RowCalls):
         client = self.client
         if client.compression is None:
             return {}
-        return client.compression.report(list(client.keys.values()))
+        return client.compression.report(
+            list(client.keys.values()), self.worker.paces.link_bytes_s)
 
     async def set_hyperparameters(self, hyper: dict[str, Any]) -> None:
         """Change hyper-parameters."""

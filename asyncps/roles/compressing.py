@@ -161,8 +161,15 @@ class Compression:
             raise
         return coding
 
-    def report(self, infos: Sequence[KeyInfo]) -> dict[Key, dict[str, Any]]:
-        """Say of each key how it is sent, and what that came to."""
+    def report(
+        self, infos: Sequence[KeyInfo], link_bytes_s: float | None = None
+    ) -> dict[Key, dict[str, Any]]:
+        """Say of each key how it is sent, and what that came to.
+
+        Args:
+            infos: The keys.
+            link_bytes_s: How fast the links to the servers are, None while that is unknown.
+        """
         found: dict[Key, dict[str, Any]] = {}
         for info in infos:
             rule, why = self.rule_of(info)
@@ -176,6 +183,8 @@ class Compression:
                     "bytes_sent": coder.sent_bytes if coder else 0,
                     "error_norm": coder.error_norm() if coder else 0.0,
                     "encode_s": coder.encode_s if coder else 0.0,
+                    "link_bytes_s": link_bytes_s,
+                    "paid": coder.paid(link_bytes_s) if coder else None,
                 }
             found[info.key] = told
         return found

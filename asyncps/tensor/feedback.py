@@ -140,6 +140,20 @@ class KeyCoder:
             self.pushes += 1
             return self.pushes
 
+    def paid(self, link_bytes_s: float | None) -> bool | None:
+        """Tell whether the bytes saved would have taken longer than encoding did.
+
+        Args:
+            link_bytes_s: Of the link, in bytes a second; None: unknown.
+
+        Returns:
+            None while nothing was encoded, or the link is unknown.
+        """
+        with self._lock:
+            if link_bytes_s is None or not self.before_bytes:
+                return None
+            return self.before_bytes - self.sent_bytes > self.encode_s * link_bytes_s
+
     def error_norm(self) -> float:
         """Return the l2 norm of what was not sent."""
         with self._lock:

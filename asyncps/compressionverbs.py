@@ -27,6 +27,17 @@ class CompressionReports:
         """
         return self._core.compression_report()
 
+    def _use_rate(self, rate: Any) -> None:
+        """A trainer updates at the workers, at this learning rate.
+
+        Raises:
+            ConfigError: A compression is to follow it, and it is a schedule.
+        """
+        client = self._core.client
+        client.check_rate({"learning_rate": rate})
+        if client.compression is not None:
+            client.compression.rates.use_own(rate)
+
 
 class CompressionVerbs(CompressionReports):
     """The verb of `KVStore`."""

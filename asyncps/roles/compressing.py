@@ -18,6 +18,7 @@ from asyncps.errors import NotYetError, TensorError
 from asyncps.protocol.messages import Key
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.operation import Operation
+from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
@@ -58,11 +59,15 @@ class Compression:
         rank: This worker's.
         job: What random places are drawn for: the same at all workers.
         store: The store's number.
+
+    Attributes:
+        rates: What is known of the learning rates of its keys.
     """
 
     def __init__(self, rank: int, job: str, store: int) -> None:
         self._rank = rank
         self._seed = (job, store)
+        self.rates = Rates()
         self._rules: list[Rule] = []
         self._coders: dict[Key, KeyCoder] = {}
         self._lock = threading.Lock()  # two threads may push a key for the first time
@@ -106,13 +111,20 @@ class Compression:
                 raise NotYetError(
                     f"compression of row-sparse keys ({info.key!r}) is not there yet")
 
-    def coder(self, info: KeyInfo) -> KeyCoder:
-        """Return what a key is encoded with."""
+    @property
+    def is_lr_scaled(self) -> bool:
+        """Whether a rule is to follow the learning rate."""
+        return any(rule.words["lr_scaled"] for rule in self._rules)
+
+    def coder(self, info: KeyInfo, rule: Rule) -> KeyCoder:
+        """Return what a key is encoded with, by its rule."""
         coder = self._coders.get(info.key)
         if coder is None:
             with self._lock:
                 made = KeyCoder(info.nbytes // info.dtype.itemsize)
                 coder = self._coders.setdefault(info.key, made)
+        if rule.words["lr_scaled"]:
+            coder.follow(self.rates.of(info.key))
         return coder
 
     def encode(
@@ -135,7 +147,7 @@ class Compression:
             TensorError: A value that is NaN or infinite: nothing was encoded, no residual changed.
         """
         jobs = [
-            (place, _Large(info, rule, self.coder(info), large[place], pool, self._seed))
+            (place, _Large(info, rule, self.coder(info, rule), large[place], pool, self._seed))
             for place, ((_, info), rule) in enumerate(zip(plan.large, plan.rules, strict=True))
             if rule is not None
         ]
@@ -306,7 +318,7 @@ class _Rows:
         assert slab.rule is not None
         self._slab = slab
         self._infos = [plan.infos[index] for index in slab.indices]
-        self._coders = [owner.coder(info) for info in self._infos]
+        self._coders = [owner.coder(info, slab.rule) for info in self._infos]
         self._codec: Codec = slab.rule.codec
         self._feedback = slab.rule.feedback
         dtype = dtypes.by_name(self._infos[0].spec.dtype)

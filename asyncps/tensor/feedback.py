@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,13 @@ _BLOCK = 1 << 18  # elements whose squares are added at once
 # A residual and a gradient that are smaller together have a finite sum, even when another thread
 # adds one more in between.
 _SAFE = 1e38
+
+
+class Rate(NamedTuple):
+    """A learning rate above 0, and the name of the optimizer whose it is."""
+
+    optimizer: str | None
+    value: float
 
 
 class KeyCoder:
@@ -39,7 +47,8 @@ class KeyCoder:
     """
 
     __slots__ = (
-        "_bound", "_lock", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes", "size",
+        "_bound", "_lock", "_rate", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes",
+        "size",
     )
 
     def __init__(self, size: int) -> None:
@@ -49,8 +58,31 @@ class KeyCoder:
         self.before_bytes = 0
         self.sent_bytes = 0
         self.encode_s = 0.0
+        self._rate: Rate | None = None  # that the residual is meant for
         self._bound = 0.0  # no magnitude in the residual is larger
         self._lock = threading.Lock()  # two threads may push one key
+
+    def follow(self, rate: Rate | None) -> None:
+        """Let the residual be worth at a rate what it was worth at the one before.
+
+        Args:
+            rate: The one of now. None: nobody knows, and nothing is changed now, nor when it is
+                known again. Neither does the rate of one optimizer say anything of another's.
+        """
+        if rate == self._rate:
+            return
+        with self._lock:
+            before, self._rate = self._rate, rate
+            if rate is None or before is None or before.optimizer != rate.optimizer:
+                return
+            if self.residual is None or before.value == rate.value:
+                return
+            factor = min(before.value / rate.value, _SAFE)
+            most = _SAFE / factor
+            if quantize.largest(self.residual) > most:  # else the next sum could be infinite
+                np.clip(self.residual, -most, most, out=self.residual)
+            self.residual *= np.float32(factor)
+            self._bound = math.inf
 
     def count_nonfinite(self, g: Floats) -> tuple[int, int]:
         """Count where a gradient on top of the residual is no finite number; and the first place.

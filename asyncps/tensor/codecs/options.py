@@ -21,9 +21,9 @@ BY_NUMBER: dict[int, type[Codec]] = {kind.number: kind for kind in KINDS.values(
 
 _LATER_TYPES = ("dgc", "powersgd")
 # Options that every type takes, and those whose only value so far is the default.
-_COMMON = ("type", "error_feedback", "small_bytes")
+_COMMON = ("type", "error_feedback", "lr_scaled", "small_bytes")
 _LATER_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "pull": (None, False), "nonfinite": ("error",), "lr_scaled": (False,),
+    "pull": (None, False), "nonfinite": ("error",),
 }
 
 
@@ -57,7 +57,8 @@ def checked(spec: object) -> dict[str, Any]:
                               expected=", ".join(known), got=shown(option))
     found: dict[str, Any] = {
         "type": kind.name,
-        "error_feedback": _truth(spec.get("error_feedback", True)),
+        "error_feedback": _truth("error_feedback", spec.get("error_feedback", True)),
+        "lr_scaled": _truth("lr_scaled", spec.get("lr_scaled", False)),
         "small_bytes": _size(spec.get("small_bytes", kind.small_bytes)),
     }
     for option, default in kind.options.items():
@@ -70,9 +71,9 @@ def made(words: Mapping[str, Any]) -> Codec:
     return KINDS[words["type"]].made(dict(words))
 
 
-def _truth(value: object) -> bool:
+def _truth(option: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
-        raise ConfigError("error_feedback is True or False", got=shown(value))
+        raise ConfigError(f"{option} is True or False", got=shown(value))
     return bool(value)
 
 

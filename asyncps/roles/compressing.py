@@ -6,8 +6,7 @@ it later, before it has a clock, has its values put back into the residuals.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import numpy as np
 from asyncps.errors import NotYetError, TensorError
 from asyncps.protocol.messages import Key
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
+from asyncps.roles.coders import Coders
 from asyncps.roles.operation import Operation
 from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
@@ -69,8 +69,7 @@ class Compression:
         self._seed = (job, store)
         self.rates = Rates()
         self._rules: list[Rule] = []
-        self._coders: dict[Key, KeyCoder] = {}
-        self._lock = threading.Lock()  # two threads may push a key for the first time
+        self._coders = Coders()
 
     def add(self, keys: Keys, words: Words) -> None:
         """Add a rule; of several that name a key the last one counts.
@@ -118,14 +117,20 @@ class Compression:
 
     def coder(self, info: KeyInfo, rule: Rule) -> KeyCoder:
         """Return what a key is encoded with, by its rule."""
-        coder = self._coders.get(info.key)
-        if coder is None:
-            with self._lock:
-                made = KeyCoder(info.nbytes // info.dtype.itemsize)
-                coder = self._coders.setdefault(info.key, made)
+        coder = self._coders.of(info.key, info.nbytes // info.dtype.itemsize)
         if rule.words["lr_scaled"]:
             coder.follow(self.rates.of(info.key))
         return coder
+
+    @property
+    def coders(self) -> Coders:
+        """What each key has not sent."""
+        return self._coders
+
+    def scaled_keys(self, infos: Mapping[Key, KeyInfo]) -> list[Key]:
+        """Return the keys whose residuals follow the learning rate."""
+        return [key for key, _ in self._coders if key in infos
+                and (rule := self.rule_of(infos[key])[0]) and rule.words["lr_scaled"]]
 
     def encode(
         self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool, *,
@@ -183,7 +188,7 @@ class Compression:
             link_bytes_s: How fast the links to the servers are, None while that is unknown.
         """
         found: dict[Key, dict[str, Any]] = {}
-        for info in infos:
+        for info in infos if self._rules else ():
             rule, why = self.rule_of(info)
             told: dict[str, Any] = {"codec": "dense" if rule is None else rule.codec.name}
             if rule is None:

@@ -21,9 +21,9 @@ class CompressionReports:
         Of each key that this worker knows, once a compression is set: `codec`, its name or "dense";
         `why`, of a dense one; `bytes_before` and `bytes_sent`, of the values that were encoded and
         of what they became; `error_norm`, the l2 norm of what was not sent yet; `encode_s`, seconds
-        spent encoding; `link_bytes_s`, bytes a second of the links to the servers while these were
-        busy, None while unknown; `paid`, whether the bytes saved would have taken longer there than
-        encoding did, None while unknown.
+        spent encoding; `skipped`, pushes that were not finite; `link_bytes_s`, bytes a second of
+        the links to the servers while these were busy, None while unknown; `paid`, whether the
+        bytes saved would have taken longer there than encoding did, None while unknown.
         """
         return self._core.compression_report()
 

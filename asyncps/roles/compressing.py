@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncps.errors import NotYetError, TensorError
+from asyncps.errors import NotYetError
 from asyncps.protocol.messages import Key
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.coders import Coders
+from asyncps.roles.nonfinite import is_skipped
 from asyncps.roles.operation import Operation
 from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
-from asyncps.tensor.codecs import Codec, Elementwise, Floats, Take, cut_room
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps_ext.seeds import seed_of
@@ -41,6 +42,7 @@ class Rule:
         self.keys = keys
         self.words = words
         self.feedback = bool(words["error_feedback"])
+        self.skips = words["nonfinite"] == "skip"
         self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
 
     def names(self, key: Key) -> bool:
@@ -149,7 +151,8 @@ class Compression:
                 encoded when it is sent.
 
         Raises:
-            TensorError: A value that is NaN or infinite: nothing was encoded, no residual changed.
+            TensorError: A value that is NaN or infinite, of a key whose rule does not skip these:
+                nothing was encoded, no residual changed.
         """
         jobs = [
             (place, _Large(info, rule, self.coder(info, rule), large[place], pool, self._seed))
@@ -168,7 +171,8 @@ class Compression:
         try:
             for place, one in jobs:
                 large[place] = (
-                    one.later(take, coding) if lent and isinstance(one.codec, Elementwise)
+                    one.skip() if one.skipped
+                    else one.later(take, coding) if lent and isinstance(one.codec, Elementwise)
                     else one.encode(take, coding)
                 )
             for place, some in rows:
@@ -200,6 +204,7 @@ class Compression:
                     "bytes_sent": coder.sent_bytes if coder else 0,
                     "error_norm": coder.error_norm() if coder else 0.0,
                     "encode_s": coder.encode_s if coder else 0.0,
+                    "skipped": coder.skipped if coder else 0,
                     "link_bytes_s": link_bytes_s,
                     "paid": coder.paid(link_bytes_s) if coder else None,
                 }
@@ -239,16 +244,24 @@ class _Large:
         self._view = view
         self._pool = pool
         self._seed = seed
+        self.skipped = False
 
     def check(self, rank: int) -> None:
-        """Refuse a NaN or an infinity."""
+        """Refuse a NaN or an infinity, or take note that it is to be skipped."""
         wide = self._widened()
         try:
-            _check_finite(self._coder, _floats(self._view) if wide is None
-                          else wide.view(np.float32), self._info.key, rank)
+            self.skipped = is_skipped(
+                self._coder, _floats(self._view) if wide is None else wide.view(np.float32),
+                self._info.key, rank, skip=self._rule.skips)
         finally:
             if wide is not None:
                 self._pool.give(wide)
+
+    def skip(self) -> CodedKey:
+        """Let all chunks say that there is no gradient."""
+        size = self._info.dtype.itemsize
+        return CodedKey({piece.start: Payload(Skip().head(piece.size // size, 0), memoryview(b""))
+                         for _, piece in self._info.pieces})
 
     def encode(self, take: Take, coding: Coding) -> CodedKey:
         """Encode it."""
@@ -325,7 +338,8 @@ class _Rows:
         self._infos = [plan.infos[index] for index in slab.indices]
         self._coders = [owner.coder(info, slab.rule) for info in self._infos]
         self._codec: Codec = slab.rule.codec
-        self._feedback = slab.rule.feedback
+        self._rule = slab.rule
+        self._skipped: set[int] = set()  # places of rows
         dtype = dtypes.by_name(self._infos[0].spec.dtype)
         self._g: Floats = rows.view(np.float32) if dtype.widen is None else np.empty(
             rows.nbytes // dtype.itemsize, np.float32)
@@ -334,9 +348,12 @@ class _Rows:
         self._counts = [info.nbytes // dtype.itemsize for info in self._infos]
 
     def check(self, rank: int) -> None:
-        """Refuse a NaN or an infinity."""
-        for info, coder, row in zip(self._infos, self._coders, self._rows(), strict=True):
-            _check_finite(coder, row, info.key, rank)
+        """Refuse a NaN or an infinity, or take note of the rows that are to be skipped."""
+        for place, (info, coder, row) in enumerate(
+            zip(self._infos, self._coders, self._rows(), strict=True)
+        ):
+            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips):
+                self._skipped.add(place)
 
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
         """Encode them, one behind the other."""
@@ -348,12 +365,15 @@ class _Rows:
             frame = seed_of(*seed, slab.unit.number, push)
             seeds = [seed_of(frame, row) for row in slab.rows]
         payloads: list[Bytes] = []
-        for info, coder, g, own in zip(
-            self._infos, self._coders, self._rows(), seeds, strict=True
+        for place, (info, coder, g, own) in enumerate(
+            zip(self._infos, self._coders, self._rows(), seeds, strict=True)
         ):
+            if place in self._skipped:
+                payloads.append(_new(0))
+                continue
             pieces = ((0, g.size),)
             (payload,) = coder.encode(codec, g, info.nbytes, pieces, _new, (own,),
-                                      feedback=self._feedback)
+                                      feedback=self._rule.feedback)
             coding.undo.append(
                 partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,))
             )
@@ -361,7 +381,7 @@ class _Rows:
         room = take(sum(payload.nbytes for payload in payloads))
         np.concatenate(payloads, out=room)
         coding.sent_bytes += room.nbytes
-        return CodedRows(codec, self._counts, payloads, room, frame)
+        return CodedRows(codec, self._counts, payloads, room, frame, self._skipped)
 
     def _rows(self) -> list[Floats]:
         found, begin = [], 0
@@ -377,14 +397,3 @@ def _new(size: int) -> Bytes:
 
 def _floats(view: memoryview) -> Floats:
     return np.frombuffer(view, np.float32)
-
-
-def _check_finite(coder: KeyCoder, g: Floats, key: Key, rank: int) -> None:
-    bad, at = coder.count_nonfinite(g)
-    if not bad:
-        return
-    got = f"{bad} of {g.size} values, the first at {at}: {g[at]}"
-    if np.isfinite(g[at]) and coder.residual is not None:
-        got += f" beside {coder.residual[at]} that was not sent yet"
-    raise TensorError("a gradient that is to be compressed is not finite", key=key, rank=rank,
-                      expected="no NaN and no infinity", got=got)

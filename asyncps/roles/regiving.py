@@ -155,11 +155,19 @@ async def collect(worker: Worker, client: Client, leader: int, course: int) -> d
     return found
 
 
-def install(worker: Worker, client: Client, found: Mapping[Key, Kept]) -> None:
-    """Let this be all that this worker has not sent, meant for the learning rates of now."""
+def install(
+    worker: Worker, client: Client, found: Mapping[Key, Kept], *, carried: bool
+) -> None:
+    """Let this be all that this worker has not sent, meant for the learning rates of now.
+
+    Args:
+        worker, client: Whose.
+        found: What it got.
+        carried: Some worker got something: then all have a place for it, and will save it.
+    """
     compression = client.compression
     if compression is None:
-        if not found:
+        if not carried:
             return
         compression = client.compression = Compression(
             worker.node.rank, worker.config.job, client.number)

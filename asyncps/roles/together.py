@@ -139,7 +139,7 @@ async def load(
                     await course.hear()
                     kept = await collecting
             if weights:
-                regiving.install(worker, client, kept)
+                regiving.install(worker, client, kept, carried=bool(found.course))
 
     await course.take(steps)
 

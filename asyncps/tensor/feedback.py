@@ -44,11 +44,12 @@ class KeyCoder:
         before_bytes: Of the values that were encoded, as the key stores them.
         sent_bytes: Of what they became.
         encode_s: Seconds that it took.
+        skipped: Pushes that were not finite, and that its rounds were skipped for.
     """
 
     __slots__ = (
         "_bound", "_lock", "_rate", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes",
-        "size",
+        "size", "skipped",
     )
 
     def __init__(self, size: int) -> None:
@@ -58,6 +59,7 @@ class KeyCoder:
         self.before_bytes = 0
         self.sent_bytes = 0
         self.encode_s = 0.0
+        self.skipped = 0
         self._rate: Rate | None = None  # that the residual is meant for
         self._bound = 0.0  # no magnitude in the residual is larger
         self._lock = threading.Lock()  # two threads may push one key

@@ -161,6 +161,25 @@ def test_sum_is_kept_on_another_number_of_workers(tmp_path: Path, workers: int) 
             assert all(np.array_equal(a, b[key]) for a, b in zip(found, saved, strict=True))
 
 
+def test_a_worker_that_got_nothing_saves_what_others_got(tmp_path: Path) -> None:
+    def save(store: KVStore) -> None:
+        store.init("w", np.zeros(5, "f4"))
+        store.set_gradient_compression({"type": "2bit"}, keys=["w"])
+        store.push("w", np.full(5, 0.1 * (store.rank + 1), "f4"))
+        store.save(tmp_path / "c")
+
+    def again(store: KVStore) -> Any:
+        store.load(tmp_path / ("c" if store.num_workers == 3 else "d"))
+        store.save(tmp_path / "d")
+        return residuals(store)
+
+    on_cluster(save, workers=2)
+    found = on_cluster(again, workers=3)
+    assert [list(each) for each in found] == [["w"], ["w"], []]
+    (whole,) = on_cluster(again, workers=1)
+    assert np.allclose(whole["w"], 0.3)
+
+
 def test_a_local_store_loads_the_weights_of_it(tmp_path: Path) -> None:
     import asyncps
 

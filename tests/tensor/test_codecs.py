@@ -309,8 +309,9 @@ def test_golden_head() -> None:
 @pytest.mark.parametrize(("spec", "words"), [
     ({}, "f16, bf16, int8, 1bit, 2bit, onebit, topk, threshold, randomk"),
     ({"type": "2bits"}, "f16, bf16, int8"), ({"type": ["2bit"]}, "f16"), ("2bit", "such as"),
-    ({"type": "2bit", "treshold": 1}, "type, error_feedback, lr_scaled, small_bytes, threshold"),
-    ({"type": "int8", "block": 128}, "type, error_feedback, lr_scaled, small_bytes"),
+    ({"type": "2bit", "treshold": 1},
+     "type, error_feedback, lr_scaled, nonfinite, small_bytes, threshold"),
+    ({"type": "int8", "block": 128}, "type, error_feedback, lr_scaled, nonfinite, small_bytes"),
     ({"type": "2bit", "threshold": 0}, "above 0"), ({"type": "2bit", "threshold": "1"}, "above"),
     ({"type": "2bit", "threshold": 1e300}, "finite"), ({"type": "1bit", "threshold": None}, "fin"),
     ({"type": "2bit", "threshold": True}, "above"), ({"type": "threshold"}, "0 or more"),
@@ -328,7 +329,6 @@ def test_wrong_words_are_refused_and_the_known_ones_listed(spec: Any, words: str
 
 @pytest.mark.parametrize("spec", [
     {"type": "dgc"}, {"type": "powersgd", "rank": 2}, {"type": "2bit", "pull": "f16"},
-    {"type": "2bit", "nonfinite": "skip"},
 ])  # fmt: skip
 def test_what_is_not_there_yet_says_so(spec: dict[str, Any]) -> None:
     with pytest.raises(NotYetError, match="is not there yet"):
@@ -337,8 +337,8 @@ def test_what_is_not_there_yet_says_so(spec: dict[str, Any]) -> None:
 
 def test_words_are_complete() -> None:
     assert codecs.checked({"type": "2bit", "pull": None, "nonfinite": "error"}) == {
-        "type": "2bit", "error_feedback": True, "lr_scaled": False, "small_bytes": 0,
-        "threshold": 0.5}
+        "type": "2bit", "error_feedback": True, "lr_scaled": False, "nonfinite": "error",
+        "small_bytes": 0, "threshold": 0.5}
     assert codecs.checked({"type": "topk", "ratio": 1}) == {
-        "type": "topk", "error_feedback": True, "lr_scaled": False, "small_bytes": 65536,
-        "ratio": 1.0, "values": "f32"}
+        "type": "topk", "error_feedback": True, "lr_scaled": False, "nonfinite": "error",
+        "small_bytes": 65536, "ratio": 1.0, "values": "f32"}

@@ -21,9 +21,22 @@ class CompressionReports:
         Of each key that this worker knows, once a compression is set: `codec`, its name or "dense";
         `why`, of a dense one; `bytes_before` and `bytes_sent`, of the values that were encoded and
         of what they became; `error_norm`, the l2 norm of what was not sent yet; `encode_s`, seconds
-        spent encoding.
+        spent encoding; `skipped`, pushes that were not finite; `link_bytes_s`, bytes a second of
+        the links to the servers while these were busy, None while unknown; `paid`, whether the
+        bytes saved would have taken longer there than encoding did, None while unknown.
         """
         return self._core.compression_report()
+
+    def _use_rate(self, rate: Any) -> None:
+        """A trainer updates at the workers, at this learning rate.
+
+        Raises:
+            ConfigError: A compression is to follow it, and it is a schedule.
+        """
+        client = self._core.client
+        client.check_rate({"learning_rate": rate})
+        if client.compression is not None:
+            client.compression.rates.use_own(rate)
 
 
 class CompressionVerbs(CompressionReports):

@@ -228,6 +228,7 @@ class Core(RowCalls):
         """Move the update to the servers; `keep` what they keep for the optimizer of that name."""
         self._check_open()
         chosen = optim.resolve(optimizer, hyper)
+        self.client.check_rate(chosen.hyper)
         await self.flush()
         await self.worker.set_optimizer(self.client, chosen.name, chosen.hyper, keep=keep)
 
@@ -235,6 +236,7 @@ class Core(RowCalls):
         """Encode pushes of some keys from now on."""
         self._check_open()
         words = codecs.checked(spec)
+        self.client.check_rate(self.client.hyper, words)
         named = keys
         if keys is not None and not isinstance(keys, str):
             named = list(as_keys(keys)[0])
@@ -248,7 +250,8 @@ class Core(RowCalls):
         client = self.client
         if client.compression is None:
             return {}
-        return client.compression.report(list(client.keys.values()))
+        return client.compression.report(
+            list(client.keys.values()), self.worker.paces.link_bytes_s)
 
     async def set_hyperparameters(self, hyper: dict[str, Any]) -> None:
         """Change hyper-parameters."""
@@ -256,7 +259,9 @@ class Core(RowCalls):
         name = self.client.optimizer
         if name is None:
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
-        await self.worker.set_hyper(self.client, optim.checked(optim.by_name(name), hyper))
+        checked = optim.checked(optim.by_name(name), hyper)
+        self.client.check_rate(checked)
+        await self.worker.set_hyper(self.client, checked)
 
     async def flush(self) -> None:
         """Wait until this worker's pushes are accepted; not for rounds that others must finish."""
@@ -343,6 +348,7 @@ class Core(RowCalls):
         """Encode what of a call's values is compressed: nothing here can refuse it any more."""
         compression = self.client.compression
         assert compression is not None
+        compression.rates.use(self.client.optimizer, self.client.hyper)
         coding = compression.encode(
             call.plan, outgoing.large, outgoing.slabs, outgoing.take, self.client.pool,
             lent=call.op.lent,

@@ -28,7 +28,7 @@ class Kind(IntEnum):
     PUSHPULL = 14  # PUSH, answered like PULL of the same clock
     WAIT = 15  # PULL without the data: answered with ACK
     REFUSE = 16  # table: ErrorInfo; this worker has no contribution to round `clock`
-    RESTORE = 17  # table: StateRange, payload: these bytes of what a unit keeps
+    RESTORE = 17  # table: StateRange, payload: these bytes of what a unit keeps; or a Parcel
     ACK = 20  # the request was accepted
     DATA = 21  # payload: the value
     ERROR = 22  # table: ErrorInfo

@@ -31,6 +31,8 @@ from asyncps.protocol.observing import NodeStatus as NodeStatus
 from asyncps.protocol.observing import Report as Report
 from asyncps.protocol.observing import StoreStatus as StoreStatus
 from asyncps.protocol.observing import Wait as Wait
+from asyncps.protocol.parcels import Collect as Collect
+from asyncps.protocol.parcels import Parcel as Parcel
 from asyncps.protocol.saving import AskUnits as AskUnits
 from asyncps.protocol.saving import ListKeys as ListKeys
 from asyncps.protocol.saving import PartState as PartState
@@ -346,7 +348,7 @@ AnyMessage = (
     | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
     | AskReport | Report | AskStatus | JobStatus | TableSpec
     | Together | Word | ListKeys | AskUnits | Units | StateRange | SetClocks
-    | TableRange | TableRows | ResetTable
+    | TableRange | TableRows | ResetTable | Parcel | Collect
     | Gone | JoinStore | AllJoined | Attendance | Clocks | Ending | Ended | Absent | AskAbsent
 )
 

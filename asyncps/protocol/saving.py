@@ -16,7 +16,8 @@ MAX_PATH = 4096  # characters that a path may have
 
 
 class Together(Message, tag=85):
-    """A worker has come to save or load; all must say the same. Answered with Word: who leads.
+    """A worker has come to save or load; all must say the same. Answered with Word: who leads, and
+    `ranks`: who has come.
 
     `path` is only compared: nobody opens it but the leader, whose caller has given it.
     """
@@ -28,13 +29,16 @@ class Together(Message, tag=85):
 
 class Word(Message, tag=86):
     """Everybody but the leader waits for its word; the leader says it. All are answered with the
-    leader's Word; or with an error, if somebody has one: the leader's first."""
+    leader's Word; or with an error, if somebody has one: the leader's first. A `course` above 0
+    says that parcels are carried from here on, and names them."""
 
     store: int
     leader: int
     error: ErrorInfo | None = None
     optimizer: str | None = None
     hyper: dict[str, Any] = msgspec.field(default_factory=dict)
+    ranks: list[int] = msgspec.field(default_factory=list)
+    course: int = 0
 
 
 class ListKeys(Message, tag=87):

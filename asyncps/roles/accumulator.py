@@ -22,14 +22,16 @@ class Accumulator:
         sum: What they come to so far; None before the first, and while they are kept by rank.
         parts: Contributions that are kept, by rank.
         error: Why the round cannot be applied.
+        skipped: Somebody has no gradient: nothing is to be done.
         outcome: Puts in place, at a clock, what was computed elsewhere; None if nothing was.
     """
 
-    __slots__ = ("began", "count", "error", "hyper", "outcome", "parts", "sum")
+    __slots__ = ("began", "count", "error", "hyper", "outcome", "parts", "skipped", "sum")
 
     def __init__(self, began: float) -> None:
         self.error: AsyncPSError | None = None
         self.outcome: Callable[[int], None] | None = None
+        self.skipped = False
         self.began = began
         self.sum: Bytes | None = None
         self.parts: dict[int, Contribution] = {}
@@ -42,6 +44,10 @@ class Accumulator:
         One that is encoded is added as it is; only the first is decoded.
         """
         if isinstance(buffer, Encoded):
+            if buffer.codec.is_skip:
+                self.skipped = True
+                pool.give(buffer.buffer)
+                return
             if self.sum is None:
                 self.sum = pool.take(buffer.elements * dtype.sum.itemsize)
                 buffer.decode(self.sum.view(dtype.sum))
@@ -58,6 +64,13 @@ class Accumulator:
         else:
             dtype.add(self.sum.view(dtype.sum), buffer.view(dtype.bits))
         pool.give(buffer)
+
+    def keep(self, rank: int, contribution: Contribution, dtype: Dtype, pool: Pool) -> None:
+        """Keep one contribution by rank; it is the accumulator's from now on."""
+        if isinstance(contribution, Encoded) and contribution.codec.is_skip:
+            self.add(dtype, contribution, pool)
+        else:
+            self.parts[rank] = contribution
 
     def total(self, dtype: Dtype, pool: Pool, reduce: str = "sum") -> Bytes:
         """Return the sum or mean; contributions that were kept are added in rank order."""

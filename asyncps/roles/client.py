@@ -199,6 +199,8 @@ class Client(Directory):
     ) -> None:
         unit = slab.unit
         steps = self._steps(kind, unit, slab.spoken_of)
+        if isinstance(buffer, CodedRows):
+            steps = buffer.apart(steps, slab.rows)
         if len(steps) == 1:
             self._when_open(
                 op, kind, unit, steps[0], slab.size, None if buffer is None else buffer.data,

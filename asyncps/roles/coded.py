@@ -7,11 +7,13 @@ out is a `Payload` instead of a view of the caller's memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
 
-from asyncps.tensor.codecs import Codec
+from asyncps.state.requests import Step
+from asyncps.tensor.codecs import Codec, Skip
 from asyncps.tensor.pool import Bytes
 
 
@@ -79,19 +81,39 @@ class CodedRows:
         payloads: Of each, one behind the other in memory.
         room: That memory.
         seed: Of the frame; that of a row is made of it and of the row's number.
+        skipped: Places of rows that have no gradient.
     """
 
-    __slots__ = ("_codec", "_counts", "_payloads", "_room", "_seed")
+    __slots__ = ("_codec", "_counts", "_payloads", "_room", "_seed", "_skipped")
 
     def __init__(
         self, codec: Codec, counts: Sequence[int], payloads: Sequence[Bytes], room: Bytes,
-        seed: int,
+        seed: int, skipped: AbstractSet[int] = frozenset(),
     ) -> None:
+        self._skipped = skipped
         self._codec = codec
         self._counts = counts
         self._payloads = payloads
         self._room = room
         self._seed = seed
+
+    def apart(self, steps: list[Step], rows: Sequence[int]) -> list[Step]:
+        """Return steps of which each is of rows with a gradient, or of rows without.
+
+        Args:
+            steps: Frames, by their clocks.
+            rows: All rows in the order of places.
+        """
+        if not 0 < len(self._skipped) < len(rows):
+            return steps
+        without = {rows[place] for place in self._skipped}
+        found = []
+        for step in steps:
+            members = rows if step.rows is None else step.rows
+            parts = ([row for row in members if row not in without],
+                     [row for row in members if row in without])
+            found += [step._replace(rows=part) for part in parts if part]
+        return found
 
     @property
     def data(self) -> Payload:
@@ -104,6 +126,8 @@ class CodedRows:
         return Payload(self._tail(places), memoryview(joined))
 
     def _tail(self, places: Sequence[int]) -> bytes:
+        if places and places[0] in self._skipped:  # then all of them are
+            return Skip().head(sum(self._counts[place] for place in places), 0)
         head = self._codec.head(sum(self._counts[place] for place in places), self._seed)
         if self._codec.is_fixed:
             return head

@@ -6,20 +6,22 @@ it later, before it has a clock, has its values put back into the residuals.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncps.errors import NotYetError, TensorError
+from asyncps.errors import NotYetError
 from asyncps.protocol.messages import Key
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
+from asyncps.roles.coders import Coders
+from asyncps.roles.nonfinite import is_skipped
 from asyncps.roles.operation import Operation
+from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
-from asyncps.tensor.codecs import Codec, Elementwise, Floats, Take, cut_room
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps_ext.seeds import seed_of
@@ -40,6 +42,7 @@ class Rule:
         self.keys = keys
         self.words = words
         self.feedback = bool(words["error_feedback"])
+        self.skips = words["nonfinite"] == "skip"
         self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
 
     def names(self, key: Key) -> bool:
@@ -58,14 +61,17 @@ class Compression:
         rank: This worker's.
         job: What random places are drawn for: the same at all workers.
         store: The store's number.
+
+    Attributes:
+        rates: What is known of the learning rates of its keys.
     """
 
     def __init__(self, rank: int, job: str, store: int) -> None:
         self._rank = rank
         self._seed = (job, store)
+        self.rates = Rates()
         self._rules: list[Rule] = []
-        self._coders: dict[Key, KeyCoder] = {}
-        self._lock = threading.Lock()  # two threads may push a key for the first time
+        self._coders = Coders()
 
     def add(self, keys: Keys, words: Words) -> None:
         """Add a rule; of several that name a key the last one counts.
@@ -106,14 +112,27 @@ class Compression:
                 raise NotYetError(
                     f"compression of row-sparse keys ({info.key!r}) is not there yet")
 
-    def coder(self, info: KeyInfo) -> KeyCoder:
-        """Return what a key is encoded with."""
-        coder = self._coders.get(info.key)
-        if coder is None:
-            with self._lock:
-                made = KeyCoder(info.nbytes // info.dtype.itemsize)
-                coder = self._coders.setdefault(info.key, made)
+    @property
+    def is_lr_scaled(self) -> bool:
+        """Whether a rule is to follow the learning rate."""
+        return any(rule.words["lr_scaled"] for rule in self._rules)
+
+    def coder(self, info: KeyInfo, rule: Rule) -> KeyCoder:
+        """Return what a key is encoded with, by its rule."""
+        coder = self._coders.of(info.key, info.nbytes // info.dtype.itemsize)
+        if rule.words["lr_scaled"]:
+            coder.follow(self.rates.of(info.key))
         return coder
+
+    @property
+    def coders(self) -> Coders:
+        """What each key has not sent."""
+        return self._coders
+
+    def scaled_keys(self, infos: Mapping[Key, KeyInfo]) -> list[Key]:
+        """Return the keys whose residuals follow the learning rate."""
+        return [key for key, _ in self._coders if key in infos
+                and (rule := self.rule_of(infos[key])[0]) and rule.words["lr_scaled"]]
 
     def encode(
         self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool, *,
@@ -132,10 +151,11 @@ class Compression:
                 encoded when it is sent.
 
         Raises:
-            TensorError: A value that is NaN or infinite: nothing was encoded, no residual changed.
+            TensorError: A value that is NaN or infinite, of a key whose rule does not skip these:
+                nothing was encoded, no residual changed.
         """
         jobs = [
-            (place, _Large(info, rule, self.coder(info), large[place], pool, self._seed))
+            (place, _Large(info, rule, self.coder(info, rule), large[place], pool, self._seed))
             for place, ((_, info), rule) in enumerate(zip(plan.large, plan.rules, strict=True))
             if rule is not None
         ]
@@ -151,7 +171,8 @@ class Compression:
         try:
             for place, one in jobs:
                 large[place] = (
-                    one.later(take, coding) if lent and isinstance(one.codec, Elementwise)
+                    one.skip() if one.skipped
+                    else one.later(take, coding) if lent and isinstance(one.codec, Elementwise)
                     else one.encode(take, coding)
                 )
             for place, some in rows:
@@ -161,10 +182,17 @@ class Compression:
             raise
         return coding
 
-    def report(self, infos: Sequence[KeyInfo]) -> dict[Key, dict[str, Any]]:
-        """Say of each key how it is sent, and what that came to."""
+    def report(
+        self, infos: Sequence[KeyInfo], link_bytes_s: float | None = None
+    ) -> dict[Key, dict[str, Any]]:
+        """Say of each key how it is sent, and what that came to.
+
+        Args:
+            infos: The keys.
+            link_bytes_s: How fast the links to the servers are, None while that is unknown.
+        """
         found: dict[Key, dict[str, Any]] = {}
-        for info in infos:
+        for info in infos if self._rules else ():
             rule, why = self.rule_of(info)
             told: dict[str, Any] = {"codec": "dense" if rule is None else rule.codec.name}
             if rule is None:
@@ -176,6 +204,9 @@ class Compression:
                     "bytes_sent": coder.sent_bytes if coder else 0,
                     "error_norm": coder.error_norm() if coder else 0.0,
                     "encode_s": coder.encode_s if coder else 0.0,
+                    "skipped": coder.skipped if coder else 0,
+                    "link_bytes_s": link_bytes_s,
+                    "paid": coder.paid(link_bytes_s) if coder else None,
                 }
             found[info.key] = told
         return found
@@ -213,16 +244,24 @@ class _Large:
         self._view = view
         self._pool = pool
         self._seed = seed
+        self.skipped = False
 
     def check(self, rank: int) -> None:
-        """Refuse a NaN or an infinity."""
+        """Refuse a NaN or an infinity, or take note that it is to be skipped."""
         wide = self._widened()
         try:
-            _check_finite(self._coder, _floats(self._view) if wide is None
-                          else wide.view(np.float32), self._info.key, rank)
+            self.skipped = is_skipped(
+                self._coder, _floats(self._view) if wide is None else wide.view(np.float32),
+                self._info.key, rank, skip=self._rule.skips)
         finally:
             if wide is not None:
                 self._pool.give(wide)
+
+    def skip(self) -> CodedKey:
+        """Let all chunks say that there is no gradient."""
+        size = self._info.dtype.itemsize
+        return CodedKey({piece.start: Payload(Skip().head(piece.size // size, 0), memoryview(b""))
+                         for _, piece in self._info.pieces})
 
     def encode(self, take: Take, coding: Coding) -> CodedKey:
         """Encode it."""
@@ -297,9 +336,10 @@ class _Rows:
         assert slab.rule is not None
         self._slab = slab
         self._infos = [plan.infos[index] for index in slab.indices]
-        self._coders = [owner.coder(info) for info in self._infos]
+        self._coders = [owner.coder(info, slab.rule) for info in self._infos]
         self._codec: Codec = slab.rule.codec
-        self._feedback = slab.rule.feedback
+        self._rule = slab.rule
+        self._skipped: set[int] = set()  # places of rows
         dtype = dtypes.by_name(self._infos[0].spec.dtype)
         self._g: Floats = rows.view(np.float32) if dtype.widen is None else np.empty(
             rows.nbytes // dtype.itemsize, np.float32)
@@ -308,9 +348,12 @@ class _Rows:
         self._counts = [info.nbytes // dtype.itemsize for info in self._infos]
 
     def check(self, rank: int) -> None:
-        """Refuse a NaN or an infinity."""
-        for info, coder, row in zip(self._infos, self._coders, self._rows(), strict=True):
-            _check_finite(coder, row, info.key, rank)
+        """Refuse a NaN or an infinity, or take note of the rows that are to be skipped."""
+        for place, (info, coder, row) in enumerate(
+            zip(self._infos, self._coders, self._rows(), strict=True)
+        ):
+            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips):
+                self._skipped.add(place)
 
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
         """Encode them, one behind the other."""
@@ -322,12 +365,15 @@ class _Rows:
             frame = seed_of(*seed, slab.unit.number, push)
             seeds = [seed_of(frame, row) for row in slab.rows]
         payloads: list[Bytes] = []
-        for info, coder, g, own in zip(
-            self._infos, self._coders, self._rows(), seeds, strict=True
+        for place, (info, coder, g, own) in enumerate(
+            zip(self._infos, self._coders, self._rows(), seeds, strict=True)
         ):
+            if place in self._skipped:
+                payloads.append(_new(0))
+                continue
             pieces = ((0, g.size),)
             (payload,) = coder.encode(codec, g, info.nbytes, pieces, _new, (own,),
-                                      feedback=self._feedback)
+                                      feedback=self._rule.feedback)
             coding.undo.append(
                 partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,))
             )
@@ -335,7 +381,7 @@ class _Rows:
         room = take(sum(payload.nbytes for payload in payloads))
         np.concatenate(payloads, out=room)
         coding.sent_bytes += room.nbytes
-        return CodedRows(codec, self._counts, payloads, room, frame)
+        return CodedRows(codec, self._counts, payloads, room, frame, self._skipped)
 
     def _rows(self) -> list[Floats]:
         found, begin = [], 0
@@ -351,14 +397,3 @@ def _new(size: int) -> Bytes:
 
 def _floats(view: memoryview) -> Floats:
     return np.frombuffer(view, np.float32)
-
-
-def _check_finite(coder: KeyCoder, g: Floats, key: Key, rank: int) -> None:
-    bad, at = coder.count_nonfinite(g)
-    if not bad:
-        return
-    got = f"{bad} of {g.size} values, the first at {at}: {g[at]}"
-    if np.isfinite(g[at]) and coder.residual is not None:
-        got += f" beside {coder.residual[at]} that was not sent yet"
-    raise TensorError("a gradient that is to be compressed is not finite", key=key, rank=rank,
-                      expected="no NaN and no infinity", got=got)

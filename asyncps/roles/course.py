@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded
 from asyncps.protocol import messages
@@ -28,21 +28,25 @@ class Course:
         worker: The worker.
         client: The store, which stands still already: `take` ends that.
         leader: Rank of who works.
+        ranks: Who has come, ascending.
     """
 
-    def __init__(self, worker: Worker, client: Client, leader: int) -> None:
+    def __init__(
+        self, worker: Worker, client: Client, leader: int, ranks: Sequence[int] = ()
+    ) -> None:
         self.leader = leader
+        self.ranks = ranks
         self._worker = worker
         self._client = client
-        self._leads = worker.node.rank == leader
+        self.leads = worker.node.rank == leader
         self._at_work: asyncio.Future[Word] | None = None
         self._given_up: AsyncPSError | None = None
         self._still = True
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def word(self) -> Word:
-        """Return a word that says nothing but that all is well."""
-        return Word(self._client.number, self.leader)
+    def word(self, course: int = 0) -> Word:
+        """Return a word that all is well, and what parcels are called, if any are carried."""
+        return Word(self._client.number, self.leader, course=course)
 
     async def take(self, steps: Callable[[], Awaitable[None]]) -> None:
         """Go through all steps, and wait for their end.
@@ -55,7 +59,7 @@ class Course:
         try:
             await asyncio.wait({self._end})
         except asyncio.CancelledError:
-            if self._leads:
+            if self.leads:
                 await self._give_up()
             raise
         self._end.result()
@@ -74,7 +78,7 @@ class Course:
             AsyncPSError: Somebody's error, at everybody.
         """
         said, failed = self.word(), refusal
-        if self._leads and failed is None:
+        if self.leads and failed is None:
             failed = self._given_up
             if failed is None and work is not None:
                 try:
@@ -142,7 +146,7 @@ class Course:
 
     def _late(self, error: DeadlineExceeded) -> None:
         """Our caller hears that it took too long. Who leads is not at work while it asks."""
-        if self._leads:
+        if self.leads:
             self._given_up = error
             self._release()
         self._tell(error)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncps import optim
 from asyncps.protocol.frames import ASSIGN, PUSH
 from asyncps.protocol.messages import Key, Piece, Placement, StoreConfig
-from asyncps.roles.compressing import Compression
+from asyncps.roles.compressing import Compression, Words
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, bound_of
+from asyncps.roles.rates import check_rate
 from asyncps.roles.remotetable import RemoteTable
 from asyncps.state.rounds import CLOCK_WINDOW
 from asyncps.transport.link import Link
@@ -107,6 +108,16 @@ class Directory:
         """All workers have set it, or have changed its rules."""
         self.compression = compression
         self._plans.clear()
+
+    def check_rate(self, hyper: Mapping[str, Any], words: Words | None = None) -> None:
+        """Refuse a rate that a compression, or one of these words, is to follow and cannot.
+
+        Raises:
+            ConfigError: The learning rate is a schedule.
+        """
+        follows = self.compression is not None and self.compression.is_lr_scaled
+        if follows or (words is not None and words["lr_scaled"]):
+            check_rate(hyper.get("learning_rate"))
 
     def plan_of(self, keys: tuple[Key, ...]) -> Plan | None:
         """Return the plan that these keys had before. Any thread."""

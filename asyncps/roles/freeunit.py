@@ -60,7 +60,7 @@ class FreeUnit(Unit):
             drop(buffer, self.pool)
             return []
         held = self.open[clock, rank] = Accumulator(now)
-        held.parts[rank] = buffer
+        held.keep(rank, buffer, self.dtype, self.pool)
         held.count, held.hyper = 1, hyper
         if rules.own is not None:
             rules.own.advance(self)

@@ -27,6 +27,7 @@ from asyncps.roles.encoded import Contribution, Encoded
 from asyncps.roles.holdings import Holdings
 from asyncps.roles.holdings import Target as Target
 from asyncps.roles.ownsteps import OwnSteps, is_own
+from asyncps.roles.parcels import Parcels
 from asyncps.roles.plan import bound_of
 from asyncps.roles.slab import Slab, parts_of
 from asyncps.roles.tableunit import TableParts, wanted
@@ -56,6 +57,7 @@ class Keeper(Holdings):
         parted: Who has left while rounds waited for it, one bit each: not who joined or is lost.
         told_uneven: It is said that they have pushed unequally.
         late_acks: Pushes are acknowledged when they are applied, which may take its time.
+        parcels: What workers have for each other.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Keeper(Holdings):
         self.parted = 0
         self.told_uneven = False
         self.late_acks = False
+        self.parcels = Parcels()
         self._workshop = workshop
         self._answer = answer
         self.install(install)
@@ -107,6 +110,7 @@ class Keeper(Holdings):
     def left(self, rank: int) -> None:
         """Wait for a worker no longer; complete the rounds that waited for it alone."""
         self.rules.members &= ~(1 << rank)
+        self.parcels.forget(rank)
         for unit in self.units.values():
             for part in parts_of(unit):
                 part.arrived(rank, 1 << 63)

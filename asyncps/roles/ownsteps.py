@@ -121,7 +121,7 @@ class OwnSteps:
         """Return what the workshop has to do; None if that is nothing."""
         rules = self._rules
         name = rules.optimizer
-        if name is None or not is_own(name) or held.error is not None:
+        if name is None or not is_own(name) or held.error is not None or held.skipped:
             return None
         if not unit.dtype.is_float or not unit.is_dense:
             return None  # it is refused when the round is applied

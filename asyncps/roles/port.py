@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +62,8 @@ _MAX_PARKED = 1 << 16
 # Answers that may wait for one worker to read them: as many chunks are 8 GiB.
 _MAX_QUEUED = 8192
 
+_Restored = messages.StateRange | messages.TableRows | messages.Parcel
+
 _DATA_KINDS = frozenset({PUSH, PUSHPULL, INIT, ASSIGN, RESTORE})
 
 
@@ -84,7 +87,7 @@ class WorkerPort:
         self._found_at = 0  # the keeper's count of changes when the target was found
         self._described: encoded.Described | None = None  # how the payload is encoded, if it is
         self._spec: UnitSpec | None = None
-        self._range: messages.StateRange | messages.TableRows | None = None
+        self._range: _Restored | None = None
 
     def attach(self, connection: Connection) -> None:
         """Serve this connection from now on; an older one is closed."""
@@ -132,7 +135,8 @@ class WorkerPort:
             if kind == INIT:
                 self._spec = _checked_spec(messages.decode(table), header.payload_bytes)
             elif kind == RESTORE:
-                self._range = _checked_range(keeper, messages.decode(table), header.payload_bytes)
+                self._range = self._checked_range(
+                    keeper, messages.decode(table), header.payload_bytes)
             else:
                 target = self._find(keeper, header, table)
                 if kind != ASSIGN:
@@ -202,8 +206,12 @@ class WorkerPort:
             elif kind == RESTORE and buffer is not None:
                 told, self._range = self._range, None
                 assert told is not None
-                saving.write(keeper, told, buffer)
-                self._ack(header)
+                if isinstance(told, messages.Parcel):
+                    keeper.parcels.put(self.rank, told, buffer, partial(self._ack, header),
+                                       partial(self.refuse, header.request, 0))
+                else:
+                    saving.write(keeper, told, buffer)
+                    self._ack(header)
             elif kind == ASSIGN and buffer is not None:
                 target = keeper.find(header, self._rows, header.payload_bytes)
                 keeper.assign(target, self.rank, header, buffer, lambda: self._ack(header))
@@ -296,6 +304,14 @@ class WorkerPort:
         elif isinstance(message, messages.ResetTable):
             savingrows.reset(self._store(message.store), message)
             answer = messages.Done()
+        elif isinstance(message, messages.Collect):
+            keeper = self._store(message.store)
+            if keeper.parcels.collect(
+                self.rank, message, keeper.rules.members, partial(self._send_range, header),
+                partial(self.refuse, header.request, 0),
+            ):
+                return
+            answer = messages.Done()
         elif isinstance(message, messages.Clocks):
             answer = clocks(self._store(message.store), self.rank, message)
         else:
@@ -303,6 +319,15 @@ class WorkerPort:
                                       got=type(message).__name__)
         frame = control_frame(answer, header.request, self.server.node.incarnation)
         self.send(Outgoing(1 << 30, [frame], len(frame)))
+
+    def _checked_range(self, keeper: Keeper, told: AnyMessage, size: int) -> _Restored:
+        if isinstance(told, messages.Parcel):
+            keeper.parcels.check(self.rank, told, size, keeper.rules.members)
+        elif isinstance(told, messages.StateRange | messages.TableRows):
+            saving.check_range(keeper, told, size)
+        else:
+            raise RemoteProtocolError("RESTORE without its description", got=type(told).__name__)
+        return told
 
     def _send_range(self, header: Header, view: memoryview, *, copied: bool = False) -> None:
         frame = pack_header(
@@ -346,15 +371,6 @@ def _checked_spec(spec: AnyMessage, size: int) -> UnitSpec:
         raise RemoteProtocolError("INIT that does not describe its payload", key=spec.keys[0]
                                   if spec.keys else None, got=size)
     return spec
-
-
-def _checked_range(
-    keeper: Keeper, told: AnyMessage, size: int
-) -> messages.StateRange | messages.TableRows:
-    if not isinstance(told, messages.StateRange | messages.TableRows):
-        raise RemoteProtocolError("RESTORE without its description", got=type(told).__name__)
-    saving.check_range(keeper, told, size)
-    return told
 
 
 def _rows(header: Header, table: memoryview) -> Any:

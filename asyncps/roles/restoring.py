@@ -28,7 +28,9 @@ from asyncps.protocol import messages
 from asyncps.protocol.messages import Key, KeySpec, Placement
 from asyncps.roles import restoringrows
 from asyncps.roles.client import Client
+from asyncps.roles.coders import Kept
 from asyncps.roles.fetching import Disk, Window, answered, restore
+from asyncps.roles.regiving import Regiving
 from asyncps.roles.storing import Path, ask_units, check_names, list_keys, states_of
 from asyncps.roles.stretches import Place, Range, Stretch, places_of, ranges_of
 from asyncps.roles.worker import Worker
@@ -67,6 +69,9 @@ class Loading:
         client: The store.
         path: Where the checkpoint stands.
         weights: False for what the optimizer keeps alone.
+
+    Attributes:
+        regiving: What compressed keys had not sent, if anything is to be given back.
     """
 
     def __init__(self, worker: Worker, client: Client, path: Path, *, weights: bool) -> None:
@@ -78,6 +83,7 @@ class Loading:
         self._reader: Reader | None = None
         self._words = Words(None, {}, {})
         self._fresh: list[KeySpec] = []
+        self.regiving: Regiving | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -106,6 +112,8 @@ class Loading:
         there = {each.spec.key: each for each in await list_keys(self._worker, self._client)}
         self._compare(reader, words, there)
         await self._disk.run(restoringrows.check_ids, reader)
+        if self.regiving is not None:
+            await self._disk.run(self.regiving.check_finite)
         kept = await ask_units(self._worker, self._client)
         if words.optimizer is None:
             words = Words(kept.optimizer, kept.hyper, words.clocks)
@@ -154,6 +162,12 @@ class Loading:
         await restoringrows.carry_out(
             self._worker, self._client, reader, placements, self._words.clocks, self._disk,
             weights=self._weights)
+
+    async def give_back(self, ranks: Sequence[int], course: int) -> dict[Key, Kept]:
+        """Send all ranks what they had not sent; return what this worker had not."""
+        if self.regiving is None:
+            return {}
+        return await self.regiving.carry_out(self._worker, self._client, self._disk, ranks, course)
 
     async def _make(self, specs: Sequence[KeySpec]) -> None:
         """Initialise keys with zeros, which cost no memory; their values come like all others'."""
@@ -220,6 +234,9 @@ class Loading:
         if self._weights:
             self._fresh += [spec for spec in tables if spec.key not in ready]
             self._check_fresh()
+            if reader.residuals:
+                self.regiving = Regiving(reader)
+                self.regiving.compare(specs, self._path)
         for key, slots in reader.state.items():
             if key not in specs or key not in words.clocks or specs[key].rows is not None:
                 raise CheckpointError("what an optimizer keeps for a key that is not there",

@@ -185,6 +185,7 @@ class Slab:
         for clock, accumulator in whole.open.items():
             mine = Accumulator(accumulator.began)
             mine.count, mine.hyper = accumulator.count, accumulator.hyper
+            mine.error, mine.skipped = accumulator.error, accumulator.skipped
             if accumulator.sum is not None:
                 mine.sum = accumulator.sum[begin * factor : end * factor].copy()
             mine.parts = {

@@ -16,8 +16,10 @@ from asyncps.protocol.messages import Key, PartState, Placement, UnitState
 from asyncps.roles import storingrows
 from asyncps.roles.client import Client
 from asyncps.roles.fetching import Disk, Window, fetch
+from asyncps.roles.keeping import Keeping
 from asyncps.roles.stretches import Place, Range, Stretch, places_of, ranges_of
 from asyncps.roles.worker import Worker
+from asyncps.state.keyspecs import size_of
 from asyncps.tensor.checkpoint import Contents, Writer
 from asyncps.tensor.safefile import Entry
 from asyncps.tensor.words import MASTER, MAX_STATE_NAME, MAX_STATES
@@ -102,7 +104,9 @@ async def _when_applied(
         await asyncio.sleep(_AGAIN_S)
 
 
-async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> None:
+async def save(
+    worker: Worker, client: Client, path: Path, *, weights: bool, keeping: Keeping | None = None
+) -> None:
     """Fetch the state of all servers and write it.
 
     Args:
@@ -110,6 +114,7 @@ async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
         client: The store.
         path: Where the checkpoint will stand.
         weights: False for what the optimizer keeps alone.
+        keeping: What compressed keys have not sent, if there may be any.
 
     Raises:
         OptimizerError: There is no optimizer, and nothing else was asked for.
@@ -125,13 +130,18 @@ async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
     places = places_of(dense)
     clocks, state = _what_is_kept(kept, places)
     clocks.update((table.key, table.updates) for table in tables)
+    if keeping is not None:
+        await keeping.begin({each.spec.key: size_of(each.spec) // each.spec.itemsize
+                             for each in dense})
     contents = Contents(
         {each.spec.key: Entry(each.spec.dtype, each.spec.shape) for each in dense}
         if weights else {},
         state,
         {table.key: (table.words, table.entries) for table in tables},
+        {} if keeping is None else keeping.entries,
     )
     meta = {
+        **({} if keeping is None else keeping.meta),
         "store": client.config.type,
         "optimizer": None if kept.optimizer is None else {
             "name": kept.optimizer, "hyper": kept.hyper},
@@ -143,6 +153,8 @@ async def save(worker: Worker, client: Client, path: Path, *, weights: bool) -> 
             await disk.run(writer.__enter__)
             await _stream(worker, client, places, contents, disk, writer)
             await storingrows.stream(worker, client, tables, disk, writer)
+            if keeping is not None:
+                await keeping.write(disk, writer)
             await disk.run(writer.finish)
         finally:
             disk.last(writer.__exit__, None, None, None)

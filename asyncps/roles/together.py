@@ -6,10 +6,13 @@ stands still. The scheduler brings the workers together and knows nothing of wha
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable
-from typing import Any
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
 
 from asyncps import optim
 from asyncps.errors import (
@@ -20,14 +23,18 @@ from asyncps.errors import (
     OptimizerError,
 )
 from asyncps.protocol import messages
-from asyncps.protocol.messages import Word
+from asyncps.protocol.messages import Key, Word
 from asyncps.protocol.saving import MAX_PATH
-from asyncps.roles import storing
+from asyncps.roles import regiving, storing
 from asyncps.roles.client import Client
+from asyncps.roles.coders import Kept
 from asyncps.roles.course import Course
+from asyncps.roles.keeping import Keeping, give
 from asyncps.roles.restoring import Loading
 from asyncps.roles.storing import Path
 from asyncps.roles.worker import Worker
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +60,28 @@ async def save(
     """
     course = await _come(worker, client, "save" if weights else "save" + _STATES, path)
 
+    carried = 0  # what parcels are called, if there are any
+
+    async def begin() -> Word:
+        return course.word(_named() if weights and client.compression is not None else 0)
+
     async def work() -> Word:
-        await storing.save(worker, client, path, weights=weights)
+        if not carried:
+            await storing.save(worker, client, path, weights=weights)
+            return course.word()
+        with Keeping(worker, client, course.ranks, carried) as keeping:
+            await storing.save(worker, client, path, weights=weights, keeping=keeping)
         return course.word()
 
     async def steps() -> None:
+        nonlocal carried
         # All are here and stand still, whatever becomes of their callers.
-        await course.hear(refusal=_asked(refusal))
-        await course.hear(work)
+        carried = (await course.hear(begin, refusal=_asked(refusal))).course
+        if not carried or course.leads:
+            await course.hear(work)
+            return
+        async with _beside(give(worker, client, course.leader, carried)):
+            await course.hear()
 
     await course.take(steps)
 
@@ -91,7 +112,9 @@ async def load(
 
             async def look() -> Word:
                 words = await loading.open()
-                return Word(client.number, course.leader, None, words.optimizer, words.hyper)
+                named = 0 if loading.regiving is None else _named()
+                return Word(client.number, course.leader, None, words.optimizer, words.hyper,
+                            course=named)
 
             found = await course.hear(look)
             unknown = None if found.optimizer is None else _unknown(found.optimizer)
@@ -99,11 +122,24 @@ async def load(
             if found.optimizer is not None:
                 await _use_optimizer(course, client, found.optimizer, found.hyper)
 
+            kept: dict[Key, Kept] = {}
+
             async def work() -> Word:
+                nonlocal kept
                 await loading.carry_out()
+                kept = await loading.give_back(course.ranks, found.course)
                 return course.word()
 
-            await course.hear(work)
+            if course.leads or not found.course:
+                await course.hear(work)
+            else:
+                async with _beside(
+                    regiving.collect(worker, client, course.leader, found.course)
+                ) as collecting:
+                    await course.hear()
+                    kept = await collecting
+            if weights:
+                regiving.install(worker, client, kept, carried=bool(found.course))
 
     await course.take(steps)
 
@@ -130,7 +166,28 @@ async def _come(worker: Worker, client: Client, verb: str, path: Path) -> Course
         client.still = ""
         raise
     assert isinstance(answer, Word)
-    return Course(worker, client, answer.leader)
+    return Course(worker, client, answer.leader, answer.ranks)
+
+
+def _named() -> int:
+    """Return a number that no other course of the job has."""
+    return 1 + secrets.randbits(62)
+
+
+@contextlib.asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Do something beside; at the end it has ended too, one way or another.
+
+    Whoever leads hears if it fails, since it waits for what this brings.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled() and task.exception() is not None:
+            log.warning("what was not sent yet could not be carried: %s", task.exception())
 
 
 def _give_up(worker: Worker, client: Client) -> None:

@@ -178,7 +178,7 @@ class Unit:
         accumulator.hyper = max(accumulator.hyper, hyper)
         try:
             if rules.order == "rank":
-                accumulator.parts[rank] = buffer
+                accumulator.keep(rank, buffer, self.dtype, self.pool)
             else:
                 accumulator.add(self.dtype, buffer, self.pool)
         except Exception as error:  # noqa: BLE001 - logged, and the round fails for everybody
@@ -337,6 +337,9 @@ class Unit:
     def _compute(self, accumulator: Accumulator, clock: int, rules: Rules) -> None:
         if accumulator.outcome is not None:
             accumulator.outcome(clock)
+            return
+        if accumulator.skipped:
+            self.current.clock = clock
             return
         total = accumulator.total(self.dtype, self.pool, rules.reduce)
         if rules.optimizer is None:

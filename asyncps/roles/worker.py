@@ -28,6 +28,7 @@ from asyncps.roles.shortcut import Shortcut
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link
 from asyncps.transport.network import Network
+from asyncps.transport.pace import Paces
 from asyncps.transport.polling import Polling
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Worker:
         self.node.on_failure.append(self._failed)
         self.node.report = self.report
         self.links: list[Link] = []
+        self.paces = Paces()  # of the links to servers
         self.clients: dict[str, Client] = {}
         self.lanes = Lanes(self.node)
         self.questions = Questions(config, self.node)
@@ -335,7 +337,9 @@ class Worker:
         async def dial(link: Link) -> Connection:
             node = self.node
             return await node.network.connect(
-                lambda: Connection(link, node.hello(), node.config.token, connector=True),
+                lambda: Connection(
+                    link, node.hello(), node.config.token, connector=True, paces=self.paces
+                ),
                 member.host, member.port,
             )
 

@@ -28,7 +28,8 @@ def conclude(calls: Sequence[tuple[int, object]]) -> list[m.Message]:
         said = {(words.verb, words.path): rank for (rank, _), words in
                 zip(reversed(calls), reversed(coming), strict=True)}
         if len(said) == 1:
-            return [m.Word(coming[0].store, calls[0][0])] * len(calls)
+            ranks = [rank for rank, _ in calls]
+            return [m.Word(coming[0].store, ranks[0], ranks=ranks)] * len(calls)
         texts = [f"worker {rank} said {verb} {path[:SHOWN]!r}"
                  for (verb, path), rank in sorted(said.items(), key=lambda item: item[1])[:4]]
         return _all(calls, Disagreement("workers save or load differently: " + "; ".join(texts)))

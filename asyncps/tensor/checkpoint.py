@@ -4,6 +4,7 @@
     state.safetensors     what optimizers keep, as "key/name of the state"
     tables.safetensors    only if there are row-sparse tables: of each "key/rows" (int64, the rows
                           that were made, ascending), "key/values" and "key/state.name"
+    residuals.safetensors only if something is: what compressed keys have not sent, as "key/rank"
     checkpoint.json       which key is behind which name, what tables are like, and what the caller
                           says of itself
 
@@ -30,11 +31,13 @@ from asyncps.errors import CheckpointError
 from asyncps.tensor import dtypes
 from asyncps.tensor.checkpointmeta import (
     META,
+    RESIDUALS,
     STATE,
     TABLES,
     WEIGHTS,
     key_of,
     names_of,
+    rank_of,
     read_meta,
     refuse_foreign,
     told,
@@ -56,6 +59,8 @@ from asyncps.tensor.savedtable import ROWS, STATE_PREFIX, VALUES, SavedRows, Tab
 Key = int | str
 State = Mapping[Key, Mapping[str, Array]]
 
+# In the writer's meta: there is a file of them.
+KEPT = "residuals"
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,13 @@ class Contents:
         weights: Values by key.
         state: By key and name; a name holds no "/".
         tables: What each table is, and its arrays by their part of a label.
+        residuals: Elements, float32, by key and rank; the writer's meta has `KEPT` then.
     """
 
     weights: Mapping[Key, Entry]
     state: Mapping[Key, Mapping[str, Entry]]
     tables: Mapping[Key, tuple[TableWords, Mapping[str, Entry]]] = field(default_factory=dict)
+    residuals: Mapping[Key, Mapping[int, int]] = field(default_factory=dict)
 
 
 class Writer:
@@ -143,6 +150,11 @@ class Writer:
                 f"{names[key]}/{part}": entry for key, (_, parts) in contents.tables.items()
                 for part, entry in parts.items()
             }
+        if contents.residuals:
+            self._entries[RESIDUALS] = {
+                f"{names[key]}/{rank}": Entry("float32", (elements,))
+                for key, ranks in contents.residuals.items() for rank, elements in ranks.items()
+            }
         self._slots: dict[str, dict[str, Slot]] = {}
         self._fresh = FreshDirectory(target)
 
@@ -179,6 +191,10 @@ class Writer:
         """Write bytes of one array of a table; `part` as in `Contents.tables`."""
         self._write(TABLES, f"{self._names[key]}/{part}", begin, view)
 
+    def write_residual(self, key: Key, rank: int, begin: int, view: memoryview) -> None:
+        """Write bytes of what a rank has not sent of a key."""
+        self._write(RESIDUALS, f"{self._names[key]}/{rank}", begin, view)
+
     def finish(self) -> None:
         """Make it durable, and let it stand at its path."""
         self._fresh.finish()
@@ -198,6 +214,7 @@ class Reader:
         weights: Where each value lies.
         state: Where each state lies, by key and name.
         tables: What each table is, and where its arrays lie.
+        residuals: Where each residual lies, by key and rank.
         meta: What the writer said.
     """
 
@@ -206,8 +223,9 @@ class Reader:
         self.weights: dict[Key, Slot] = {}
         self.state: dict[Key, dict[str, Slot]] = {}
         self.tables: dict[Key, tuple[TableWords, dict[str, Slot]]] = {}
+        self.residuals: dict[Key, dict[int, Slot]] = {}
         self.meta: dict[str, Any] = {}
-        self._files = open_files(Path(directory), META, (WEIGHTS, STATE, TABLES))
+        self._files = open_files(Path(directory), META, (WEIGHTS, STATE, TABLES, RESIDUALS))
         try:
             self._look(Path(directory))
         except BaseException:
@@ -217,7 +235,8 @@ class Reader:
     def _look(self, folder: Path) -> None:
         files = self._files
         keys, self.meta, tables = read_meta(files[META].readall, folder / META)
-        for name in (WEIGHTS, STATE, *([TABLES] if tables else [])):
+        kept = [RESIDUALS] if KEPT in self.meta else []
+        for name in (WEIGHTS, STATE, *([TABLES] if tables else []), *kept):
             if name not in files:
                 raise CheckpointError("a checkpoint without one of its files", got=folder / name)
         for name, slot in read_header(files[WEIGHTS], folder / WEIGHTS).items():
@@ -225,6 +244,10 @@ class Reader:
         for label, slot in read_header(files[STATE], folder / STATE).items():
             name, _, part = label.rpartition("/")
             self.state.setdefault(key_of(keys, name, folder), {})[part] = slot
+        residuals = read_header(files[RESIDUALS], folder / RESIDUALS) if kept else {}
+        for label, slot in residuals.items():
+            name, rank = rank_of(label, slot.entry, folder)
+            self.residuals.setdefault(key_of(keys, name, folder), {})[rank] = slot
         if not tables:
             return
         self.tables = {key_of(keys, name, folder): (words, {}) for name, words in tables.items()}
@@ -259,6 +282,10 @@ class Reader:
     def read_table(self, key: Key, part: str, begin: int, view: memoryview) -> None:
         """As `read`, of one array of a table; `part` as in `Contents.tables`."""
         read_into(self._files[TABLES], self.tables[key][1][part].begin + begin, view)
+
+    def read_residual(self, key: Key, rank: int, begin: int, view: memoryview) -> None:
+        """As `read`, of what a rank had not sent of a key."""
+        read_into(self._files[RESIDUALS], self.residuals[key][rank].begin + begin, view)
 
     def read_whole(self) -> Checkpoint:
         """Read all arrays: new memory, the caller's."""
@@ -345,6 +372,8 @@ def show(directory: str | os.PathLike[str]) -> tuple[list[Item], dict[str, Any]]
               for name, slot in slots.items()]
     items += [Item(key, None if part == VALUES else part, *slot.entry, words)
               for key, (words, slots) in found.tables.items() for part, slot in slots.items()]
+    items += [Item(key, f"residual of rank {rank}", *slot.entry)
+              for key, slots in found.residuals.items() for rank, slot in slots.items()]
     items.sort(key=lambda item: (str(item.key), type(item.key).__name__, item.state or ""))
     return items, found.meta
 

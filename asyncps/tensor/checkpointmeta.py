@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncps.errors import CheckpointError
-from asyncps.tensor.safefile import RESERVED
+from asyncps.tensor.safefile import RESERVED, Entry
 from asyncps.tensor.savedtable import TableWords
 from asyncps.tensor.words import MOST_UPDATES
 
@@ -18,7 +18,8 @@ Key = int | str
 FORMAT, VERSION = "asyncps checkpoint", 1
 META = "checkpoint.json"
 WEIGHTS, STATE, TABLES = "weights.safetensors", "state.safetensors", "tables.safetensors"
-FILES = frozenset({META, WEIGHTS, STATE, TABLES})
+RESIDUALS = "residuals.safetensors"
+FILES = frozenset({META, WEIGHTS, STATE, TABLES, RESIDUALS})
 
 
 def names_of(keys: set[Key]) -> dict[Key, str]:
@@ -56,6 +57,20 @@ def key_of(keys: Mapping[str, Key], name: str, folder: Path) -> Key:
         raise CheckpointError("files that do not belong together: a value of no known key",
                               expected=", ".join(keys), got=f"{name} in {folder}")
     return keys[name]
+
+
+def rank_of(label: str, entry: Entry, folder: Path) -> tuple[str, int]:
+    """Return name and rank of a residual.
+
+    Raises:
+        CheckpointError: It is none.
+    """
+    name, _, rank = label.rpartition("/")
+    digits = rank.isascii() and rank.isdecimal() and len(rank) < 10
+    if not digits or entry.dtype != "float32" or len(entry.shape) != 1:
+        raise CheckpointError("what was not sent has no rank, or is not float32 in a row",
+                              got=f"{label}: {entry.dtype}{entry.shape} in {folder}")
+    return name, int(rank)
 
 
 def told(

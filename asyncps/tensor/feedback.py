@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,13 @@ _BLOCK = 1 << 18  # elements whose squares are added at once
 # A residual and a gradient that are smaller together have a finite sum, even when another thread
 # adds one more in between.
 _SAFE = 1e38
+
+
+class Rate(NamedTuple):
+    """A learning rate above 0, and the name of the optimizer whose it is."""
+
+    optimizer: str | None
+    value: float
 
 
 class KeyCoder:
@@ -36,10 +44,12 @@ class KeyCoder:
         before_bytes: Of the values that were encoded, as the key stores them.
         sent_bytes: Of what they became.
         encode_s: Seconds that it took.
+        skipped: Pushes that were not finite, and that its rounds were skipped for.
     """
 
     __slots__ = (
-        "_bound", "_lock", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes", "size",
+        "_bound", "_lock", "_rate", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes",
+        "size", "skipped",
     )
 
     def __init__(self, size: int) -> None:
@@ -49,8 +59,38 @@ class KeyCoder:
         self.before_bytes = 0
         self.sent_bytes = 0
         self.encode_s = 0.0
+        self.skipped = 0
+        self._rate: Rate | None = None  # that the residual is meant for
         self._bound = 0.0  # no magnitude in the residual is larger
         self._lock = threading.Lock()  # two threads may push one key
+
+    def follow(self, rate: Rate | None) -> None:
+        """Let the residual be worth at a rate what it was worth at the one before.
+
+        Args:
+            rate: The one of now. None: nobody knows, and nothing is changed now, nor when it is
+                known again. Neither does the rate of one optimizer say anything of another's.
+        """
+        if rate == self._rate:
+            return
+        with self._lock:
+            before, self._rate = self._rate, rate
+            if rate is None or before is None or before.optimizer != rate.optimizer:
+                return
+            if self.residual is None or before.value == rate.value:
+                return
+            factor = min(before.value / rate.value, _SAFE)
+            most = _SAFE / factor
+            if quantize.largest(self.residual) > most:  # else the next sum could be infinite
+                np.clip(self.residual, -most, most, out=self.residual)
+            self.residual *= np.float32(factor)
+            self._bound = math.inf
+
+    def restore(self, residual: Floats | None, pushes: int, rate: Rate | None) -> None:
+        """Take what was saved; the array is ours from now on."""
+        with self._lock:
+            self.residual, self.pushes, self._rate = residual, pushes, rate
+            self._bound = 0.0 if residual is None else math.inf
 
     def count_nonfinite(self, g: Floats) -> tuple[int, int]:
         """Count where a gradient on top of the residual is no finite number; and the first place.
@@ -139,6 +179,20 @@ class KeyCoder:
         with self._lock:
             self.pushes += 1
             return self.pushes
+
+    def paid(self, link_bytes_s: float | None) -> bool | None:
+        """Tell whether the bytes saved would have taken longer than encoding did.
+
+        Args:
+            link_bytes_s: Of the link, in bytes a second; None: unknown.
+
+        Returns:
+            None while nothing was encoded, or the link is unknown.
+        """
+        with self._lock:
+            if link_bytes_s is None or not self.before_bytes:
+                return None
+            return self.before_bytes - self.sent_bytes > self.encode_s * link_bytes_s
 
     def error_norm(self) -> float:
         """Return the l2 norm of what was not sent."""

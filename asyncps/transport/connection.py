@@ -28,6 +28,7 @@ from asyncps.errors import (
 )
 from asyncps.protocol.handshake import NONCE_BYTES, Handshake, Hello, PeerHello
 from asyncps.protocol.reader import FrameReader, Sink
+from asyncps.transport.pace import PAYLOAD_BYTES, Meter, Paces
 from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         hello: What this side says of itself; its nonce is replaced by fresh random bytes.
         token: The job's secret.
         connector: True for the side that opened it.
+        paces: Told how fast it is, if anybody wants to know.
 
     Attributes:
         peer: Who is on the other side, once ready.
@@ -81,7 +83,8 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, owner: Owner, hello: Hello, token: str, *, connector: bool
+        self, owner: Owner, hello: Hello, token: str, *, connector: bool,
+        paces: Paces | None = None,
     ) -> None:
         fresh = replace(hello, nonce=os.urandom(NONCE_BYTES))
         self._owner = owner
@@ -95,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closed = False
         self._fd = -1  # of its socket, if it has one
         self._wakes_at = 1
+        self._meter = None if paces is None else Meter(paces)
         self.peer: PeerHello | None = None
         self.ready = False
         self.writable = False
@@ -136,6 +140,10 @@ class Connection(asyncio.BufferedProtocol):
             if self._reader is not None:
                 self._reader.buffer_updated(nbytes)
                 self._wake_at(self._reader)
+                if self._meter is not None:
+                    header = self._reader.current
+                    large = header is not None and header.payload_bytes >= PAYLOAD_BYTES
+                    self._meter.read(header if large else None, self._reader.missing)
             else:
                 self._greet(bytes(self._hello_buffer[:nbytes]))
         except HandshakeError as error:
@@ -152,6 +160,8 @@ class Connection(asyncio.BufferedProtocol):
         """Tell the owner, once."""
         self.ready = self.writable = False
         self._closed = True
+        if self._meter is not None:
+            self._meter.lost()
         if self._farewell is not None:
             self._farewell.cancel()
         self._transport = None
@@ -165,9 +175,13 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The loop holds enough."""
         self.writable = False
+        if self._meter is not None:
+            self._meter.full(self.sent - self.pending_bytes)
 
     def resume_writing(self) -> None:
         """The loop wants more."""
+        if self._meter is not None:
+            self._meter.drained(self.sent - self.pending_bytes)
         self.writable = self.ready and not self._closed
         if self.writable and self.on_writable is not None:
             self.on_writable()

@@ -21,7 +21,7 @@ def class_of(answer: Any) -> type[Exception]:
 
 
 def test_lowest_rank_leads() -> None:
-    assert conclude([(1, COME), (3, COME)]) == [m.Word(1, 1)] * 2
+    assert conclude([(1, COME), (3, COME)]) == [m.Word(1, 1, ranks=[1, 3])] * 2
 
 
 def test_all_hear_the_word_of_who_leads() -> None:
@@ -56,7 +56,8 @@ def test_who_is_waited_for_is_told_and_who_leaves_is_not() -> None:
     heard = [class_of(each.message) for each in broken if isinstance(each, Answer)]
     assert heard == [ClusterError] * 2
     assert stores.handle(2, 3, COME) == []
-    assert stores.handle(1, 3, COME) == [Answer(1, 3, m.Word(1, 1)), Answer(2, 3, m.Word(1, 1))]
+    assert stores.handle(1, 3, COME) == [
+        Answer(rank, 3, m.Word(1, 1, ranks=[1, 2])) for rank in (1, 2)]
     assert stores.handle(2, 4, m.Word(1, 1)) == []
     assert stores.missing() == [((1, "checkpoint", 2), [1], 1)]
     (word,) = stores.left(1)

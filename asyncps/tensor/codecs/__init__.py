@@ -11,6 +11,7 @@ from asyncps.tensor.codecs.base import (
     parse_head,
 )
 from asyncps.tensor.codecs.options import BY_NUMBER, KINDS, checked, made
+from asyncps.tensor.codecs.skip import Skip
 
 __all__ = [
     "BY_NUMBER",
@@ -20,6 +21,7 @@ __all__ = [
     "Elementwise",
     "Floats",
     "Pieces",
+    "Skip",
     "Take",
     "checked",
     "cut_room",

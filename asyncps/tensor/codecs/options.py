@@ -11,19 +11,22 @@ import numpy as np
 from asyncps.errors import ConfigError, NotYetError, shown
 from asyncps.tensor.codecs.base import Codec
 from asyncps.tensor.codecs.bits import BF16, F16, Int8, OneBit, Sign, TwoBit
+from asyncps.tensor.codecs.skip import Skip
 from asyncps.tensor.codecs.sparse import RandomK, Threshold, TopK
 
 KINDS: dict[str, type[Codec]] = {
     kind.name: kind
     for kind in (F16, BF16, Int8, OneBit, TwoBit, Sign, TopK, Threshold, RandomK)
 }
-BY_NUMBER: dict[int, type[Codec]] = {kind.number: kind for kind in KINDS.values()}
+BY_NUMBER: dict[int, type[Codec]] = {
+    **{kind.number: kind for kind in KINDS.values()}, Skip.number: Skip,
+}
 
 _LATER_TYPES = ("dgc", "powersgd")
 # Options that every type takes, and those whose only value so far is the default.
-_COMMON = ("type", "error_feedback", "small_bytes")
+_COMMON = ("type", "error_feedback", "lr_scaled", "nonfinite", "small_bytes")
 _LATER_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "pull": (None, False), "nonfinite": ("error",), "lr_scaled": (False,),
+    "pull": (None, False),
 }
 
 
@@ -57,7 +60,9 @@ def checked(spec: object) -> dict[str, Any]:
                               expected=", ".join(known), got=shown(option))
     found: dict[str, Any] = {
         "type": kind.name,
-        "error_feedback": _truth(spec.get("error_feedback", True)),
+        "error_feedback": _truth("error_feedback", spec.get("error_feedback", True)),
+        "lr_scaled": _truth("lr_scaled", spec.get("lr_scaled", False)),
+        "nonfinite": _nonfinite(spec.get("nonfinite", "error")),
         "small_bytes": _size(spec.get("small_bytes", kind.small_bytes)),
     }
     for option, default in kind.options.items():
@@ -70,10 +75,17 @@ def made(words: Mapping[str, Any]) -> Codec:
     return KINDS[words["type"]].made(dict(words))
 
 
-def _truth(value: object) -> bool:
+def _truth(option: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
-        raise ConfigError("error_feedback is True or False", got=shown(value))
+        raise ConfigError(f"{option} is True or False", got=shown(value))
     return bool(value)
+
+
+def _nonfinite(value: object) -> str:
+    if not isinstance(value, str) or value not in ("error", "skip"):
+        raise ConfigError("nonfinite of a compression", expected="error or skip",
+                          got=shown(value))
+    return value
 
 
 def _size(value: object) -> int:

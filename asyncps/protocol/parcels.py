@@ -1,0 +1,66 @@
+"""Messages that carry bytes from one worker to another, through a server that keeps few of them.
+
+Workers have no connections to each other. While they save, what each has not sent of its compressed
+keys goes to the one that writes; while they load it comes from the one that reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from asyncps.errors import RemoteProtocolError
+from asyncps.protocol.base import Key, Message
+
+MAX_PARCEL_BYTES = 1 << 20
+# Of one worker for another: so many may wait at a server. Who collects asks for no more ahead.
+MAX_WAITING = 4
+
+
+class Parcel(Message, tag=104):
+    """The table of a RESTORE whose payload is for another worker. Answered when that has it."""
+
+    store: int
+    to: int
+    course: int
+    number: int
+
+
+class Collect(Message, tag=105):
+    """A worker wants a parcel of another one: answered with DATA when it is there. It has all below
+    `done`. With `number` -1 it has all that there are: answered with Done."""
+
+    store: int
+    of: int
+    course: int
+    number: int
+    done: int
+
+
+class KeptKey(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker has kept of a key: how many float32, and how often it was encoded."""
+
+    key: Key
+    elements: int
+    pushes: int
+
+
+def encode_list(keys: list[KeptKey]) -> bytes:
+    """Return a list as it travels: packed as messages are."""
+    return msgspec.msgpack.encode(keys)
+
+
+def decode_list(data: Any) -> list[KeptKey]:
+    """Return a list that came.
+
+    Raises:
+        RemoteProtocolError: It is none.
+    """
+    try:
+        found = msgspec.msgpack.decode(data, type=list[KeptKey])
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"not a list of what is kept: {error}") from None
+    if any(not 0 <= each.elements <= 1 << 32 or not 0 <= each.pushes < 1 << 62 for each in found):
+        raise RemoteProtocolError("a list of what cannot be kept")
+    return found

@@ -1,0 +1,42 @@
+"""Gradients that are not finite: refused at their worker, or their round is skipped for all."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from asyncps.errors import TensorError
+from asyncps.protocol.messages import Key
+from asyncps.tensor.codecs import Floats
+from asyncps.tensor.feedback import KeyCoder
+
+log = logging.getLogger(__name__)
+
+
+def is_skipped(coder: KeyCoder, g: Floats, key: Key, rank: int, *, skip: bool) -> bool:
+    """Tell whether a gradient, on top of what was not sent, is none that can be sent.
+
+    Args:
+        coder: Of the key.
+        g: float32, the gradient.
+        key, rank: Whose.
+        skip: Say so; else it is an error.
+
+    Raises:
+        TensorError: It is not finite, and nobody said that it may be skipped.
+    """
+    bad, at = coder.count_nonfinite(g)
+    if not bad:
+        return False
+    got = f"{bad} of {g.size} values, the first at {at}: {g[at]}"
+    if np.isfinite(g[at]) and coder.residual is not None:
+        got += f" beside {coder.residual[at]} that was not sent yet"
+    if not skip:
+        raise TensorError("a gradient that is to be compressed is not finite", key=key, rank=rank,
+                          expected="no NaN and no infinity", got=got)
+    coder.skipped += 1
+    if not coder.skipped & (coder.skipped - 1):  # the first, and then fewer and fewer
+        log.warning("a gradient of key %r at rank %d is not finite (%s): its round is skipped "
+                    "(%d of them so far)", key, rank, got, coder.skipped)
+    return True

@@ -1,0 +1,200 @@
+"""What workers had not sent, from a checkpoint: from the one that reads to each rank.
+
+A rank gets what it had. On another number of workers a rank that is not there any more leaves its
+own to one that is, so the sum of all stays what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncps.errors import CheckpointError
+from asyncps.protocol.messages import Key, KeySpec
+from asyncps.protocol.parcels import KeptKey
+from asyncps.roles.carrying import ITEM, Carrier, Stream
+from asyncps.roles.client import Client
+from asyncps.roles.coders import Kept
+from asyncps.roles.compressing import Compression
+from asyncps.roles.fetching import Disk
+from asyncps.roles.worker import Worker
+from asyncps.state.keyspecs import size_of
+from asyncps.tensor.checkpoint import KEPT, Reader
+from asyncps.tensor.codecs import Floats
+
+_PIECE = 1 << 20  # bytes that are looked at, or added, at once
+_MOST_PUSHES = 1 << 62
+
+
+class Regiving:
+    """The residuals of one load, at the worker that reads.
+
+    Args:
+        reader: The checkpoint.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._pushes = _pushes_of(reader.meta)
+
+    def compare(self, specs: Mapping[Key, KeySpec], path: str) -> None:
+        """Compare with the keys as they will be; nothing changes.
+
+        Raises:
+            CheckpointError: Something is kept of a key that is not there, or is another size.
+        """
+        for key, ranks in self._reader.residuals.items():
+            spec = specs.get(key)
+            if spec is None or spec.rows is not None:
+                raise CheckpointError("what was not sent of a key that is not there", key=key,
+                                      got=path)
+            expected = size_of(spec) // spec.itemsize
+            for rank, slot in ranks.items():
+                if slot.entry.shape != (expected,):
+                    raise CheckpointError("what was not sent does not fit its key", key=key,
+                                          rank=rank, expected=expected, got=slot.entry.shape)
+
+    def check_finite(self) -> None:
+        """Read all: what is not finite would be in the way of every push. A thread for files.
+
+        Raises:
+            CheckpointError: It names key and rank.
+        """
+        buffer = np.empty(_PIECE // ITEM, np.float32)
+        for key, ranks in self._reader.residuals.items():
+            for rank, slot in ranks.items():
+                for begin in range(0, slot.entry.nbytes, _PIECE):
+                    piece = buffer[: min(_PIECE, slot.entry.nbytes - begin) // ITEM]
+                    self._reader.read_residual(key, rank, begin, piece.view(np.uint8).data)
+                    if not np.isfinite(piece).all():
+                        raise CheckpointError("what was not sent is not finite", key=key, rank=rank)
+
+    async def carry_out(
+        self, worker: Worker, client: Client, disk: Disk, ranks: Sequence[int], course: int
+    ) -> dict[Key, Kept]:
+        """Send each rank its own; return what is this worker's.
+
+        Args:
+            worker, client: Whose.
+            disk: Where files are read.
+            ranks: Who has come, ascending.
+            course: What their parcels are called.
+        """
+        mine: dict[Key, Kept] = {}
+        for place, rank in enumerate(ranks):
+            sources = self._sources(place, len(ranks))
+            keys = [KeptKey(key, elements, self._pushes.get(key, 0))
+                    for key, (elements, _) in sources.items()]
+            keys += [KeptKey(key, 0, count) for key, count in self._pushes.items()
+                     if key not in sources]
+            stream = Stream(keys)
+
+            def read(
+                begin: int, view: memoryview, sources: dict[Key, tuple[int, list[int]]] = sources,
+                keys: list[KeptKey] = keys, stream: Stream = stream,
+            ) -> None:
+                for part in stream.parts(begin, len(view)):
+                    key = keys[part.place].key
+                    self._read(key, sources[key][1], part.begin,
+                               view[part.at : part.at + part.size])
+
+            async def fill(begin: int, view: memoryview, read: Any = read) -> None:
+                await disk.run(read, begin, view)
+
+            if rank != worker.node.rank:
+                with Carrier(worker, client, rank, course, leads=True) as carrier:
+                    await carrier.give(keys, fill)
+                continue
+            mine, views = _room(keys)
+            for at in range(0, stream.total, _PIECE):
+                piece = memoryview(bytearray(min(_PIECE, stream.total - at)))
+                await fill(at, piece)
+                _put(stream, views, at, piece)
+        return mine
+
+    def _sources(self, place: int, count: int) -> dict[Key, tuple[int, list[int]]]:
+        """Return what the worker at a place of `count` gets: elements, and of which ranks."""
+        found: dict[Key, tuple[int, list[int]]] = {}
+        for key, ranks in self._reader.residuals.items():
+            of = sorted(rank for rank in ranks if rank % count == place)
+            if of:
+                found[key] = ranks[of[0]].entry.shape[0], of
+        return found
+
+    def _read(self, key: Key, ranks: Sequence[int], begin: int, view: memoryview) -> None:
+        self._reader.read_residual(key, ranks[0], begin, view)
+        if len(ranks) == 1:
+            return
+        total = np.frombuffer(view, np.uint8)  # may begin anywhere
+        values = total.view(np.float32)
+        more = np.empty_like(values)
+        for rank in ranks[1:]:
+            self._reader.read_residual(key, rank, begin, more.view(np.uint8).data)
+            with np.errstate(over="ignore"):
+                values += more
+            np.nan_to_num(values, copy=False)  # the largest number instead of an infinity
+
+
+async def collect(worker: Worker, client: Client, leader: int, course: int) -> dict[Key, Kept]:
+    """Return what is this worker's, from the one that reads.
+
+    Raises:
+        AsyncPSError: It does not come, or a server is gone.
+    """
+    with Carrier(worker, client, leader, course, leads=False) as carrier:
+        keys = await carrier.begin()
+        found, views = _room(keys)
+        stream = Stream(keys)
+
+        async def use(begin: int, view: memoryview) -> None:
+            _put(stream, views, begin, view)
+
+        await carrier.rest(keys, use)
+    return found
+
+
+def install(
+    worker: Worker, client: Client, found: Mapping[Key, Kept], *, carried: bool
+) -> None:
+    """Let this be all that this worker has not sent, meant for the learning rates of now.
+
+    Args:
+        worker, client: Whose.
+        found: What it got.
+        carried: Some worker got something: then all have a place for it, and will save it.
+    """
+    compression = client.compression
+    if compression is None:
+        if not carried:
+            return
+        compression = client.compression = Compression(
+            worker.node.rank, worker.config.job, client.number)
+    compression.rates.use(client.optimizer, client.hyper)
+    compression.coders.take(found, {key: compression.rates.of(key) for key in found})
+
+
+def _room(keys: Sequence[KeptKey]) -> tuple[dict[Key, Kept], list[memoryview]]:
+    arrays: list[Floats] = [np.empty(each.elements, np.float32) for each in keys]
+    found = {each.key: Kept(array if array.size else None, each.pushes)
+             for each, array in zip(keys, arrays, strict=True)}
+    return found, [array.view(np.uint8).data for array in arrays]
+
+
+def _put(stream: Stream, views: Sequence[memoryview], begin: int, view: memoryview) -> None:
+    for part in stream.parts(begin, len(view)):
+        views[part.place][part.begin : part.begin + part.size] = (
+            view[part.at : part.at + part.size])
+
+
+def _pushes_of(meta: Mapping[str, Any]) -> dict[Key, int]:
+    told = meta.get(KEPT, {})
+    pairs = told.get("pushes", []) if isinstance(told, dict) else None
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], (str, int))
+        and type(pair[1]) is int and 0 <= pair[1] < _MOST_PUSHES for pair in pairs
+    ):
+        raise CheckpointError("a checkpoint that no store has written: what was not sent",
+                              got=repr(told)[:100])
+    return {key: count for key, count in pairs}

@@ -1,0 +1,47 @@
+"""What a store says of its compression: whether it paid on the link that was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asyncps.kvstore import KVStore
+from tests.support.cluster import on_cluster
+
+
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+def test_report_says_how_fast_the_links_are_and_whether_it_paid(transport: str) -> None:
+    def work(store: KVStore) -> None:
+        keys = ["dense", "w"]
+        store.init(keys, [np.zeros(1_000_000, "f4")] * 2)
+        store.set_gradient_compression({"type": "2bit"}, keys=["w"])
+        report = store.compression_report()
+        assert report["dense"] == {"codec": "dense", "why": "no compression is set for it"}
+        assert report["w"]["paid"] is None  # nothing was encoded
+        paces = store._core.worker.paces
+        for _ in range(200):  # until something had to wait; as a rule at once
+            store.pushpull(keys, [np.ones(1_000_000, "f4"), np.ones(1_000_000, "f4")])
+            if paces.link_bytes_s is not None:
+                break
+        told = store.compression_report()["w"]
+        assert told["link_bytes_s"] == paces.link_bytes_s
+        assert told["link_bytes_s"] > 0
+        # On links that are slower and faster than any.
+        for bytes_s, paid in ((1e3, True), (1e18, False)):
+            paces.out.bytes, paces.out.seconds = 1 << 30, (1 << 30) / bytes_s
+            told = store.compression_report()["w"]
+            assert told["link_bytes_s"] == pytest.approx(bytes_s)
+            assert told["paid"] is paid
+
+    on_cluster(work, workers=1, transport=transport)
+
+
+def test_report_does_not_guess() -> None:
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(100, "f4"))
+        store.set_gradient_compression({"type": "2bit"})
+        store.pushpull("w", np.ones(100, "f4"))
+        told = store.compression_report()["w"]
+        assert (told["link_bytes_s"], told["paid"]) == (None, None)
+
+    on_cluster(work, workers=1, transport="tcp")

@@ -132,8 +132,8 @@ def _link_rows(records: list[Record]) -> list[list[str]]:
         gains = _ratios(records, {**at, "op": "f32"}, {**at, "op": BOTH_WAYS})
         cells = verdict(gains, lambda gain, least=least: gain >= least)
         if not gains:
-            told = [rec["skipped"] for rec in records
-                    if rec.get("op") == BOTH_WAYS and "skipped" in rec]
+            told = [rec["skipped"] for rec in records if "skipped" in rec
+                    and rec.get("link") == name and rec["op"] in (BOTH_WAYS, "all")]
             cells[0] = told[0] if told else cells[0]
         rows.append(["1x1", f"cnn, {name}", BOTH_WAYS, "f32", f"{least:g}", *cells])
     return rows

@@ -52,8 +52,9 @@ def test_a_gain_is_taken_within_a_pass_and_the_median_counts() -> None:
     assert row[-3:] == ["6.00 (5.00 to 7.00)", "", "holds"]
 
 
-def test_a_codec_that_was_left_out_is_told_with_its_reason() -> None:
-    left_out = {"bench": "compression", "op": verdicts.BOTH_WAYS, "link": "1gbit", "skipped": "why"}
+@pytest.mark.parametrize("op", [verdicts.BOTH_WAYS, "all"])
+def test_a_codec_or_link_that_was_left_out_is_told_with_its_reason(op: str) -> None:
+    left_out = {"bench": "compression", "op": op, "link": "1gbit", "skipped": "why"}
 
     (row,) = verdicts.compression_rows([step("f32", 1.0), left_out])
 

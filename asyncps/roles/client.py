@@ -13,9 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from asyncps.errors import AsyncPSError, ClosedError, ClusterError, TensorError
+from asyncps.errors import AsyncPSError, ClosedError, ClusterError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header, Kind
 from asyncps.protocol.messages import AnyMessage, KeySpec, StoreConfig
@@ -24,12 +22,13 @@ from asyncps.roles.directory import Directory
 from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
 from asyncps.roles.joining import joined_error
+from asyncps.roles.landing import HalfPlace, Landing, Place, place_of
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, RemoteUnit, SlabPlan
 from asyncps.roles.remotetable import HeldRows, post_rows
 from asyncps.roles.staging import Staging
 from asyncps.state.requests import Step
-from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
+from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
 from asyncps_ext import wire
@@ -37,7 +36,6 @@ from asyncps_ext import wire
 log = logging.getLogger(__name__)
 
 pack_header: Callable[..., bytes] = wire.pack_header
-scatter_rows: Callable[..., int] = wire.scatter_rows
 
 
 # Copies of pushed values and gathered rows that are kept for the next round.
@@ -138,7 +136,8 @@ class Client(Directory):
                 self._when_open(
                     op, kind, unit, self._steps(kind, unit, None)[0], piece.size,
                     None if value is None else value[begin:end],
-                    None if out is None else out[begin:end],
+                    None if out is None else place_of(
+                        plan.rules[place], info.dtype, out[begin:end]),
                     None, priority,
                 )
                 if type(value) is LazyKey:
@@ -187,11 +186,12 @@ class Client(Directory):
         arrays: Sequence[Any] | None, priority: int,
     ) -> None:
         unit = slab.unit
+        out = None if arrays is None else place_of(slab.rule, slab.dtype, None)
         steps = self._steps(kind, unit, slab.spoken_of)
         if len(steps) == 1:
             self._when_open(
                 op, kind, unit, steps[0], slab.size, None if buffer is None else buffer.data,
-                None, None if arrays is None else (slab.dtype, slab.shapes, arrays), priority,
+                out, None if arrays is None else (slab.dtype, slab.shapes, arrays), priority,
             )
             return
         # Rows at different clocks: a frame for each clock.
@@ -209,7 +209,7 @@ class Client(Directory):
                     view[starts[row] : starts[row] + unit.sizes[row]] for row in members
                 ))
             self._when_open(
-                op, kind, unit, step, unit.size_of(members), part, None,
+                op, kind, unit, step, unit.size_of(members), part, out,
                 None if arrays is None else (
                     slab.dtype, tuple([slab.shapes[i] for i in chosen]),
                     [arrays[i] for i in chosen],
@@ -219,7 +219,7 @@ class Client(Directory):
 
     def _when_open(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
-        value: memoryview | Payload | None, out: memoryview | None, scatter: Scatter | None,
+        value: memoryview | Payload | None, out: Place, scatter: Scatter | None,
         priority: int,
     ) -> None:
         """Send now, or step aside until the clock window is open."""
@@ -277,7 +277,7 @@ class Client(Directory):
 
     def _post(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
-        value: memoryview | Payload | None, out: memoryview | None, scatter: Scatter | None,
+        value: memoryview | Payload | None, out: Place, scatter: Scatter | None,
         priority: int, late: Callable[[], None] | None = None,
     ) -> None:
         link, track = unit.link, unit.track
@@ -287,13 +287,14 @@ class Client(Directory):
         tail = unit.tail
         if tail is not None and not tail.sent:
             priority = unit.priority(priority)
+        half, place = (out, None) if isinstance(out, HalfPlace) else (None, out)
         parts, frame_bytes = data_frame(
-            self, kind, unit, step, number, priority, size, value
+            self, kind, unit, step, number, priority, size, value, half.flag if half else 0
         )
-        buffer = None
-        if scatter is not None:
-            buffer = np.empty(size, np.uint8) if size < POOLED_BYTES else self.pool.take(size)
-            out = buffer.data
+        landing = None
+        if scatter is not None or half is not None:
+            landing = Landing(self.pool, size, half, scatter)
+            place = landing.view
 
         def answered(
             request: Request, header: Header | None, _message: AnyMessage | None,
@@ -310,15 +311,13 @@ class Client(Directory):
                 if late is not None:
                     late()
                 return
-            if buffer is not None and error is None and request.place is not None:
-                assert scatter is not None
-                if scatter_rows(buffer, *scatter) >= 0:
-                    error = TensorError("out can no longer be written")
-                if size >= POOLED_BYTES:
-                    self.pool.give(buffer)
+            if landing is not None and header is not None and error is None and (
+                request.place is not None
+            ):
+                error = landing.settle(header)
             op.part_done(error)
 
-        request = Request(number, priority, parts, frame_bytes, answered, out, unit, op)
+        request = Request(number, priority, parts, frame_bytes, answered, place, unit, op)
         request.since = op.since
         if wants:
             track.asked(number, clock, rows)

@@ -17,6 +17,7 @@ import numpy as np
 from asyncps.errors import NotYetError, TensorError
 from asyncps.protocol.messages import Key
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
+from asyncps.roles.landing import FLAGS
 from asyncps.roles.operation import Operation
 from asyncps.tensor import codecs, dtypes
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Take, cut_room
@@ -41,6 +42,7 @@ class Rule:
         self.words = words
         self.feedback = bool(words["error_feedback"])
         self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
+        self.pull = FLAGS.get(words["pull"], 0)  # how answers of its float32 keys travel
 
     def names(self, key: Key) -> bool:
         """Tell whether it speaks of a key."""

@@ -185,7 +185,7 @@ class Keeper(Holdings):
             unit.rows[row].arrived(rank, acked)
 
     def pull(
-        self, target: Target, rank: int, header: Header, port: Any = None
+        self, target: Target, rank: int, header: Header, port: Any = None, wish: Any = None
     ) -> bool:
         """Answer with the value of round `clock`, now or when it is applied; True when now.
 
@@ -196,7 +196,7 @@ class Keeper(Holdings):
         data = header.kind != WAIT
         waiter = Waiter(
             rank, header.request, header.unit, header.priority, data, header.clock,
-            [_NOTHING] * parts, parts, None, port,
+            [_NOTHING] * parts, parts, None, port, wish,
         )
         if isinstance(unit, Unit):
             if isinstance(unit, TableParts):

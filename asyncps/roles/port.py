@@ -35,7 +35,7 @@ from asyncps.protocol.frames import (
     Header,
 )
 from asyncps.protocol.messages import AnyMessage, TableSpec, UnitSpec
-from asyncps.roles import encoded, saving, savingrows
+from asyncps.roles import encoded, saving, savingrows, thinned
 from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
@@ -83,6 +83,7 @@ class WorkerPort:
         self._target: Target | None = None
         self._found_at = 0  # the keeper's count of changes when the target was found
         self._described: encoded.Described | None = None  # how the payload is encoded, if it is
+        self._wish: thinned.Half | None = None  # how the answer is to travel
         self._spec: UnitSpec | None = None
         self._range: messages.StateRange | messages.TableRows | None = None
 
@@ -186,6 +187,7 @@ class WorkerPort:
                     self._check_room(keeper)
                 rows = _rows(header, table) if header.flags else None
                 target = keeper.find(header, rows, header.hyper)
+                self._wish = thinned.wished(keeper, header, target)
                 keeper.arrived(target, self.rank, header.acked)
                 self._pull(keeper, target, header)
             elif kind == INIT and buffer is not None:
@@ -222,9 +224,11 @@ class WorkerPort:
             described = self._described = encoded.describe(header, table)
             target = encoded.find(keeper, header, described)
             encoded.layout(target, header, described)
-            return target
-        self._rows = _rows(header, table) if header.flags else None
-        return keeper.find(header, self._rows, header.payload_bytes)
+        else:
+            self._rows = _rows(header, table) if header.flags else None
+            target = keeper.find(header, self._rows, header.payload_bytes)
+        self._wish = thinned.wished(keeper, header, target)
+        return target
 
     def send(self, frame: Outgoing, *, copied: bool = False) -> None:
         """Queue an answer; without a connection there is nobody who waits for it.
@@ -257,7 +261,7 @@ class WorkerPort:
             self._ack(header)
 
     def _pull(self, keeper: Keeper, target: Target, header: Header) -> None:
-        if not keeper.pull(target, self.rank, header, self):
+        if not keeper.pull(target, self.rank, header, self, self._wish):
             self.parked.add(header.request)
 
     def _check_room(self, keeper: Keeper) -> None:

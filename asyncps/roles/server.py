@@ -246,8 +246,8 @@ class Server:
         parts = waiter.parts if waiter.data else []
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         header = pack_header(
-            DATA if waiter.data else ACK, 0, self.node.incarnation, 0, waiter.request,
-            waiter.unit, 0, waiter.clock, 0, size, 0, 0,
+            DATA if waiter.data else ACK, 0 if waiter.wish is None else waiter.wish.flag,
+            self.node.incarnation, 0, waiter.request, waiter.unit, 0, waiter.clock, 0, size, 0, 0,
         )
         frame = Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size)
         port.send(frame, copied=isinstance(waiter, RowsWaiter))

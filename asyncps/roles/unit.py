@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
 from asyncps.roles.encoded import Contribution, drop
+from asyncps.roles.thinned import Version, forget
 from asyncps.state.rounds import FIRST, LAST, REPLAY, Rounds
 from asyncps.tensor import updates
 from asyncps.tensor.dtypes import Array, Dtype
@@ -88,6 +89,7 @@ class Waiter:
         pending: How many of them are still missing.
         error: Why there will be no answer.
         port: Where it asked, if that is not its rank's first connection.
+        wish: How the value is to travel; None: as it is.
     """
 
     rank: int
@@ -100,18 +102,7 @@ class Waiter:
     pending: int
     error: AsyncPSError | None = None
     port: Any = None
-
-
-class Version:
-    """A value that was, or is, current."""
-
-    __slots__ = ("buffer", "clock", "owed", "view")
-
-    def __init__(self, buffer: Bytes, clock: int) -> None:
-        self.buffer = buffer
-        self.view = buffer.data
-        self.clock = clock
-        self.owed = 0  # ranks that may ask for it again, one bit each
+    wish: Any = None
 
 
 class Unit:
@@ -258,8 +249,11 @@ class Unit:
             version = self.current
             if version.clock != clock and self.old:
                 version = next((v for v in self.old if v.clock == clock), version)
-            version.owed |= 1 << waiter.rank
-            waiter.parts[position] = version.view
+            if waiter.wish is None:
+                version.owed |= 1 << waiter.rank
+                waiter.parts[position] = version.view
+            else:
+                grant(self, version, waiter, position)
         waiter.pending -= 1
         return waiter.pending == 0
 
@@ -352,6 +346,8 @@ class Unit:
         bits = self.dtype.bits
         weights = self.current.buffer.view(bits)
         in_place = not self.current.owed
+        if in_place:
+            forget(self.current, self.pool)
         buffer = self.current.buffer if in_place else self.pool.take(self.size)
         # A step that fails is no update: the next one is counted as this one would have been.
         updates.run(
@@ -375,6 +371,7 @@ class Unit:
                 # Somebody never says what has arrived. Not to the pool: it may still be sent.
                 del self.old[0]
         else:
+            forget(before, self.pool)
             self.pool.give(before.buffer)
 
     def _release(self, bit: int, acked: int) -> None:
@@ -383,7 +380,16 @@ class Unit:
                 version.owed &= ~bit
         for version in [v for v in self.old if not v.owed]:
             self.old.remove(version)
+            forget(version, self.pool)
             self.pool.give(version.buffer)
+
+
+def grant(unit: Unit, version: Version, waiter: Waiter, position: int) -> None:
+    """Give a waiter its part in the form that it wishes."""
+    try:
+        waiter.wish.give(unit, version, waiter, position)
+    except Exception as failed:  # noqa: BLE001 - such as no memory: who asked must hear of it
+        waiter.error = internal(failed)
 
 
 def internal(error: BaseException) -> AsyncPSError:

@@ -21,9 +21,10 @@ BY_NUMBER: dict[int, type[Codec]] = {kind.number: kind for kind in KINDS.values(
 
 _LATER_TYPES = ("dgc", "powersgd")
 # Options that every type takes, and those whose only value so far is the default.
-_COMMON = ("type", "error_feedback", "small_bytes")
+_COMMON = ("type", "error_feedback", "small_bytes", "pull")
+_PULLS = (None, "f16", "bf16")  # how answers travel: None, as they are
 _LATER_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "pull": (None, False), "nonfinite": ("error",), "lr_scaled": (False,),
+    "nonfinite": ("error",), "lr_scaled": (False,),
 }
 
 
@@ -59,6 +60,7 @@ def checked(spec: object) -> dict[str, Any]:
         "type": kind.name,
         "error_feedback": _truth(spec.get("error_feedback", True)),
         "small_bytes": _size(spec.get("small_bytes", kind.small_bytes)),
+        "pull": _pull(spec.get("pull")),
     }
     for option, default in kind.options.items():
         found[option] = _CHECKS[option](kind, spec.get(option, default))
@@ -74,6 +76,16 @@ def _truth(value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise ConfigError("error_feedback is True or False", got=shown(value))
     return bool(value)
+
+
+def _pull(value: object) -> str | None:
+    if value is True:
+        raise NotYetError("pull=True of a compression is not there yet")
+    if value is None or value is False:
+        return None
+    if not isinstance(value, str) or value not in _PULLS:
+        raise ConfigError("pull of a compression", expected="f16, bf16 or None", got=shown(value))
+    return str(value)
 
 
 def _size(value: object) -> int:

@@ -49,6 +49,7 @@ class Flag(IntEnum):
     CODEC = 4  # the payload is encoded, and the table ends with how
     F16 = 8  # the answer's float32 values travel as float16
     BF16 = 16  # as bfloat16
+    DELTA = 32  # the answer may be what has changed, and the table ends with how: see `bases`
 
 
 class Header(NamedTuple):

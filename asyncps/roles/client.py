@@ -22,7 +22,7 @@ from asyncps.roles.directory import Directory
 from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
 from asyncps.roles.joining import joined_error
-from asyncps.roles.landing import HalfPlace, Landing, Place, place_of
+from asyncps.roles.landing import Place, landing_of, place_of
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, RemoteUnit, SlabPlan
 from asyncps.roles.remotetable import HeldRows, post_rows
@@ -287,14 +287,15 @@ class Client(Directory):
         tail = unit.tail
         if tail is not None and not tail.sent:
             priority = unit.priority(priority)
-        half, place = (out, None) if isinstance(out, HalfPlace) else (None, out)
+        flags, words = 0, b""
+        if out is not None and not isinstance(out, memoryview):
+            flags = out.flag
+            words, priority = out.ask(unit, priority)
         parts, frame_bytes = data_frame(
-            self, kind, unit, step, number, priority, size, value, half.flag if half else 0
+            self, kind, unit, step, number, priority, size, value, flags, words
         )
-        landing = None
-        if scatter is not None or half is not None:
-            landing = Landing(self.pool, size, half, scatter)
-            place = landing.view
+        landing = landing_of(self.pool, unit, size, out, scatter)
+        place = landing.view if landing is not None else out
 
         def answered(
             request: Request, header: Header | None, _message: AnyMessage | None,
@@ -302,6 +303,8 @@ class Client(Directory):
         ) -> None:
             if unit.tail is request:
                 unit.tail = None
+            if landing is not None:
+                landing.over()
             if wants:
                 if error is None and header is not None:
                     track.answered(number)
@@ -317,7 +320,9 @@ class Client(Directory):
                 error = landing.settle(header)
             op.part_done(error)
 
+        assert place is None or isinstance(place, memoryview)
         request = Request(number, priority, parts, frame_bytes, answered, place, unit, op)
+        request.room = None if landing is None else landing.room
         request.since = op.since
         if wants:
             track.asked(number, clock, rows)

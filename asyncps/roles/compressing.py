@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncps.errors import NotYetError, TensorError
-from asyncps.protocol.messages import Key
+from asyncps.protocol.messages import Key, StoreConfig
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.landing import FLAGS
 from asyncps.roles.operation import Operation
+from asyncps.roles.plan import bound_of
 from asyncps.tensor import codecs, dtypes
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
@@ -34,6 +35,17 @@ Words = dict[str, Any]  # as `codecs.checked` returns them
 Keys = None | str | list[Key]  # all, a pattern of str keys, or these
 
 
+def check_store(config: StoreConfig, words: Words) -> None:
+    """Refuse what a store's type does not have.
+
+    Raises:
+        NotYetError: Changes of values are pulled in rounds only.
+    """
+    if words["pull"] is True and bound_of(config) != 0:
+        raise NotYetError(f"pull=True in a store of type {config.type} is not there yet: it is of "
+                          "dist_sync")
+
+
 class Rule:
     """What was said once: these keys, with this codec."""
 
@@ -43,6 +55,7 @@ class Rule:
         self.feedback = bool(words["error_feedback"])
         self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
         self.pull = FLAGS.get(words["pull"], 0)  # how answers of its float32 keys travel
+        self.amount = float(words.get(codecs.DELTAS.get(words["type"], ""), 0))
 
     def names(self, key: Key) -> bool:
         """Tell whether it speaks of a key."""

@@ -48,7 +48,7 @@ def describe(header: Header, table: memoryview) -> Described:
         RemoteProtocolError: It cannot be that.
     """
     words = len(table) - HEAD_BYTES
-    allowed = Flag.ROWS | Flag.CODEC | HALVES
+    allowed = Flag.ROWS | Flag.CODEC | Flag.DELTA | HALVES
     if header.kind not in (PUSH, PUSHPULL) or header.flags & ~allowed:
         raise RemoteProtocolError("a codec where none belongs", got=(header.kind, header.flags))
     if words < 0 or words % 4 or words > 8 * MAX_ROWS:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
 from asyncps.roles.encoded import Contribution, drop
-from asyncps.roles.unit import Rules, Unit, Waiter, grant, internal
+from asyncps.roles.thinned import grant
+from asyncps.roles.unit import Rules, Unit, Waiter, internal
 from asyncps.state.staleness import Arrivals
 from asyncps.tensor import updates
 from asyncps.tensor.dtypes import Dtype

@@ -9,6 +9,7 @@ import numpy as np
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError, TensorError
 from asyncps.protocol.frames import Flag, Header
+from asyncps.roles.changes import DeltaLanding, DeltaPlace
 from asyncps.roles.thinned import HALVES, half_codec
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, Pool
 from asyncps_ext import wire
@@ -16,8 +17,12 @@ from asyncps_ext import wire
 if TYPE_CHECKING:
     from asyncps.roles.compressing import Rule
     from asyncps.roles.held import Scatter
+    from asyncps.roles.plan import RemoteUnit
 
-FLAGS: dict[str | None, int] = {"f16": int(Flag.F16), "bf16": int(Flag.BF16)}  # by users' words
+# By what users say of `pull`.
+FLAGS: dict[str | bool | None, int] = {
+    "f16": int(Flag.F16), "bf16": int(Flag.BF16), True: int(Flag.DELTA),
+}
 
 
 class HalfPlace(NamedTuple):
@@ -31,15 +36,31 @@ class HalfPlace(NamedTuple):
     flag: int
     out: memoryview | None
 
+    def ask(self, _unit: RemoteUnit, priority: int) -> tuple[bytes, int]:
+        """Return what the request's table ends with, and the priority that it may have."""
+        return b"", priority
 
-Place = memoryview | HalfPlace | None
+
+Place = memoryview | HalfPlace | DeltaPlace | None
 
 
 def place_of(rule: Rule | None, dtype: np.dtype[Any], out: memoryview | None) -> Place:
     """Return where an answer goes, and so how it is asked for."""
     if rule is None or not rule.pull or dtype != np.float32:
         return out
+    if rule.pull == Flag.DELTA:  # of chunks only
+        return out if out is None else DeltaPlace(rule.codec, rule.amount, out)
     return HalfPlace(rule.pull, out)
+
+
+def landing_of(
+    pool: Pool, unit: RemoteUnit, size: int, place: Place, scatter: Scatter | None
+) -> Landing | DeltaLanding | None:
+    """Return where an answer of `size` bytes lands; None: in its place."""
+    if isinstance(place, DeltaPlace):
+        return place.landing(unit)
+    half = place if isinstance(place, HalfPlace) else None
+    return None if scatter is None and half is None else Landing(pool, size, half, scatter)
 
 
 class Landing:
@@ -56,6 +77,7 @@ class Landing:
     """
 
     __slots__ = ("_buffer", "_half", "_pool", "_scatter", "_size", "view")
+    room = None  # its size is known
 
     def __init__(
         self, pool: Pool, size: int, half: HalfPlace | None, scatter: Scatter | None
@@ -85,6 +107,9 @@ class Landing:
             self._give(wide)
         self._give(self._buffer)
         return error
+
+    def over(self) -> None:
+        """The request is answered, well or not."""
 
     def _spread(self, rows: Bytes) -> AsyncPSError | None:
         assert self._scatter is not None

@@ -35,7 +35,7 @@ from asyncps.protocol.frames import (
     Header,
 )
 from asyncps.protocol.messages import AnyMessage, TableSpec, UnitSpec
-from asyncps.roles import encoded, saving, savingrows, thinned
+from asyncps.roles import bases, encoded, saving, savingrows
 from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
@@ -83,7 +83,7 @@ class WorkerPort:
         self._target: Target | None = None
         self._found_at = 0  # the keeper's count of changes when the target was found
         self._described: encoded.Described | None = None  # how the payload is encoded, if it is
-        self._wish: thinned.Half | None = None  # how the answer is to travel
+        self._wish: Any = None  # how the answer is to travel
         self._spec: UnitSpec | None = None
         self._range: messages.StateRange | messages.TableRows | None = None
 
@@ -185,9 +185,10 @@ class WorkerPort:
             elif kind == PULL or kind == WAIT:
                 if len(self.parked) >= _MAX_PARKED:
                     self._check_room(keeper)
+                table, tail = bases.cut(header, table)
                 rows = _rows(header, table) if header.flags else None
                 target = keeper.find(header, rows, header.hyper)
-                self._wish = thinned.wished(keeper, header, target)
+                self._wish = bases.wished(keeper, header, target, tail, self.connection)
                 keeper.arrived(target, self.rank, header.acked)
                 self._pull(keeper, target, header)
             elif kind == INIT and buffer is not None:
@@ -220,6 +221,7 @@ class WorkerPort:
     def _find(self, keeper: Keeper, header: Header, table: memoryview) -> Target:
         """Return what a frame with a value speaks of; its payload may be taken into memory."""
         self._described = None
+        table, tail = bases.cut(header, table)
         if header.flags & Flag.CODEC:
             described = self._described = encoded.describe(header, table)
             target = encoded.find(keeper, header, described)
@@ -227,7 +229,7 @@ class WorkerPort:
         else:
             self._rows = _rows(header, table) if header.flags else None
             target = keeper.find(header, self._rows, header.payload_bytes)
-        self._wish = thinned.wished(keeper, header, target)
+        self._wish = bases.wished(keeper, header, target, tail, self.connection)
         return target
 
     def send(self, frame: Outgoing, *, copied: bool = False) -> None:

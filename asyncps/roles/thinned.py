@@ -6,11 +6,12 @@ first asked for so, once for all who ask, and keeps that as long as it is kept i
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncps.errors import RemoteProtocolError
+from asyncps.errors import AsyncPSError, RemoteProtocolError
 from asyncps.protocol.frames import PULL, PUSHPULL, Flag, Header
 from asyncps.tensor.codecs import KINDS, Elementwise
 from asyncps.tensor.pool import Bytes, Pool
@@ -18,6 +19,8 @@ from asyncps.tensor.pool import Bytes, Pool
 if TYPE_CHECKING:
     from asyncps.roles.holdings import Holdings, Target
     from asyncps.roles.unit import Unit, Waiter
+
+log = logging.getLogger(__name__)
 
 HALVES = Flag.F16 | Flag.BF16
 
@@ -54,6 +57,10 @@ class Half:
     def __init__(self, flag: int) -> None:
         self.flag = flag
         self._codec = half_codec(flag)
+
+    def may_go(self, _connection: object) -> bool:
+        """Tell whether its answer may go over a connection: any."""
+        return True
 
     def give(self, unit: Unit, version: Version, waiter: Waiter, position: int) -> None:
         """Let an answer's part be a version in half its bytes."""
@@ -99,3 +106,23 @@ def forget(version: Version, pool: Pool) -> None:
     found, version.thin = version.thin, None
     for payload in (found or {}).values():
         pool.give(payload)
+
+
+def forget_base(unit: Unit) -> None:
+    """A value came from elsewhere: who is sent changes only is sent the whole of it next."""
+    if unit.base is not None:
+        unit.base.forget()
+
+
+def grant(unit: Unit, version: Version, waiter: Waiter, position: int) -> None:
+    """Give a waiter its part in the form that it wishes."""
+    try:
+        waiter.wish.give(unit, version, waiter, position)
+    except Exception as failed:  # noqa: BLE001 - such as no memory: who asked must hear of it
+        waiter.error = internal(failed)
+
+
+def internal(error: BaseException) -> AsyncPSError:
+    """Log what should not have happened, and return what its callers are told."""
+    log.error("a round failed", exc_info=error)
+    return AsyncPSError(f"the server failed in this round: {error!r}")

@@ -10,7 +10,6 @@ in whole buffers of the pool. The first contribution of a round *becomes* the ac
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
 from asyncps.roles.encoded import Contribution, drop
-from asyncps.roles.thinned import Version, forget
+from asyncps.roles.thinned import Version, forget, forget_base, grant
+from asyncps.roles.thinned import internal as internal
 from asyncps.state.rounds import FIRST, LAST, REPLAY, Rounds
 from asyncps.tensor import updates
 from asyncps.tensor.dtypes import Array, Dtype
@@ -26,9 +26,9 @@ from asyncps.tensor.pool import Bytes, Pool
 from asyncps.tensor.words import Span
 
 if TYPE_CHECKING:
+    from asyncps.roles.bases import Base
     from asyncps.roles.ownsteps import OwnSteps
 
-log = logging.getLogger(__name__)
 # Versions kept for workers that have not said that they arrived. In step it is one; the clock
 # window, and answers that wait in a queue, make it a few.
 MAX_OLD = 8
@@ -116,8 +116,8 @@ class Unit:
     """
 
     __slots__ = (
-        "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size", "spans",
-        "state", "updates",
+        "base", "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size",
+        "spans", "state", "updates",
     )
     accumulator: ClassVar[type[Accumulator]] = Accumulator
     is_dense: ClassVar[bool] = True  # one array, which an optimizer of the user's own knows
@@ -132,6 +132,7 @@ class Unit:
         self.rounds = Rounds()
         self.current = Version(buffer, 0)
         self.old: list[Version] = []
+        self.base: Base | None = None  # what workers hold who are sent changes only
         self.open: dict[Any, Accumulator] = {}  # by clock
         self.parked: dict[int, dict[tuple[int, int], tuple[Waiter, int]]] = {}
         self.failed: dict[int, AsyncPSError] = {}
@@ -211,6 +212,8 @@ class Unit:
             current.owed &= ~bit
         if self.old:
             self._release(bit, acked)
+        if self.base is not None:
+            self.base.arrived(rank, acked)
 
     def park(self, waiter: Waiter, position: int, clock: int) -> bool:
         """Give a waiter its part, or keep it until round `clock` is applied.
@@ -273,6 +276,7 @@ class Unit:
             self.forget_failures()
             self.state.pop(updates.MASTER, None)
             self.publish(buffer, self.current.clock)
+            forget_base(self)
 
     def forget_failures(self) -> None:
         """The value is a new one, or others count from now on: what failed before is past."""
@@ -382,17 +386,3 @@ class Unit:
             self.old.remove(version)
             forget(version, self.pool)
             self.pool.give(version.buffer)
-
-
-def grant(unit: Unit, version: Version, waiter: Waiter, position: int) -> None:
-    """Give a waiter its part in the form that it wishes."""
-    try:
-        waiter.wish.give(unit, version, waiter, position)
-    except Exception as failed:  # noqa: BLE001 - such as no memory: who asked must hear of it
-        waiter.error = internal(failed)
-
-
-def internal(error: BaseException) -> AsyncPSError:
-    """Log what should not have happened, and return what its callers are told."""
-    log.error("a round failed", exc_info=error)
-    return AsyncPSError(f"the server failed in this round: {error!r}")

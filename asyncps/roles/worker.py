@@ -23,7 +23,7 @@ from asyncps.protocol.messages import (
 )
 from asyncps.roles import reporting, tablework
 from asyncps.roles.client import Client
-from asyncps.roles.compressing import Compression, Keys, Words
+from asyncps.roles.compressing import Compression, Keys, Words, check_store
 from asyncps.roles.deadlines import Deadlines, cut, take_back
 from asyncps.roles.joining import join, learn
 from asyncps.roles.lane import Lanes
@@ -237,6 +237,7 @@ class Worker:
 
     async def set_compression(self, client: Client, keys: Keys, words: Words) -> None:
         """Encode pushes of some keys from now on; every worker says the same."""
+        check_store(client.config, words)
         message = messages.SetCompression(client.number, keys, words)
         await self.questions.ask(message, "to set the compression")
         compression = client.compression or Compression(

@@ -13,6 +13,7 @@ import pytest
 from asyncps.kvstore import AsyncKVStore
 from tests.faults.proxied import proxied
 from tests.faults.test_cuts import cuts_of
+from tests.kvstore.changes import Bases, Pushed
 
 SIZES = {"large": 70_000, "small": 300, "less": 11, "chunk": 10_000}
 
@@ -62,3 +63,48 @@ async def test_cuts_in_answers_of_half_the_bytes(type: str) -> None:
         for name in names:
             for got in await cluster.all(lambda store, name=name: store.pull(name)):
                 assert np.array_equal(got, totals[name].astype("f2").astype("f4")), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_cuts_in_answers_that_are_changes_only(seed: int) -> None:
+    """Some calls wait for each other and some do not; each brings the bits of its own round."""
+    chance = random.Random(seed)
+    size, spec = 70_000, {"type": "topk", "ratio": 0.02, "pull": True}
+    async with proxied(servers=2, order="rank", chunk_bytes=65536) as cluster:
+
+        async def prepare(store: AsyncKVStore) -> None:
+            await store.init("w", np.zeros(size, "f4"))
+            await store.set_gradient_compression(spec)
+            await store.set_optimizer("test")
+
+        await cluster.all(prepare)
+        bases = Bases(cluster.members[0].store, "w", spec)  # type: ignore[arg-type]
+        pushed, value = Pushed(2, size, 0.02), np.zeros(size, "f4")
+        proxies = [proxy for member in cluster.members for proxy in member.data]
+
+        async def step(store: AsyncKVStore, grads: list[Any], expected: list[Any]) -> None:
+            outs = [np.full(size, 7, "f4") for _ in grads]
+            handles = []
+            for place, (both, out) in enumerate(zip(grads, outs, strict=True)):
+                handles.append(await store.pushpull("w", both[store.rank], out=out, async_op=True))
+                if store.rank == place % 2:
+                    await handles[-1]
+            for handle in handles:
+                await handle
+            for out, told in zip(outs, expected, strict=True):
+                assert np.array_equal(out, told)
+
+        for turn in range(5):
+            grads = [[np.random.default_rng([rank, turn, i]).normal(size=size).astype("f4")
+                      for rank in range(2)] for i in range(chance.randint(1, 4))]
+            expected = []
+            for both in grads:
+                value = value + pushed.push(both)
+                expected.append(bases.pull(value))
+            for proxy in proxies:
+                proxy.cut_after(chance.randint(1, 90_000 if turn == 0 else 9000),
+                                chance.choice(["up", "down"]), reset=chance.random() < 0.3)
+            async with asyncio.timeout(20.0):
+                await cluster.all(
+                    lambda store, grads=grads, told=expected: step(store, grads, told))
+        assert cuts_of(cluster) > 0

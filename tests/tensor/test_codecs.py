@@ -318,7 +318,7 @@ def test_golden_head() -> None:
     ({"type": "topk", "ratio": 1.5}, "at most 1"), ({"type": "randomk", "ratio": math.nan}, "1"),
     ({"type": "topk", "values": "f64"}, "f32 or f16"), ({"type": "f16", "small_bytes": -1}, "0 or"),
     ({"type": "f16", "small_bytes": 1.5}, "bytes"), ({"type": "f16", "error_feedback": 1}, "True"),
-    ({"type": "2bit", "pull": "f32"}, "f16, bf16 or None"), ({"type": "2bit", "pull": 1}, "bf16"),
+    ({"type": "2bit", "pull": "f32"}, "f16, bf16, True or"), ({"type": "2bit", "pull": 1}, "bf16"),
 ])  # fmt: skip
 def test_wrong_words_are_refused_and_the_known_ones_listed(spec: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as found:

@@ -10,10 +10,11 @@ from asyncps.tensor.codecs.base import (
     cut_room,
     parse_head,
 )
-from asyncps.tensor.codecs.options import BY_NUMBER, KINDS, checked, made
+from asyncps.tensor.codecs.options import BY_NUMBER, DELTAS, KINDS, checked, made
 
 __all__ = [
     "BY_NUMBER",
+    "DELTAS",
     "HEAD_BYTES",
     "KINDS",
     "Codec",

@@ -19,10 +19,13 @@ KINDS: dict[str, type[Codec]] = {
 }
 BY_NUMBER: dict[int, type[Codec]] = {kind.number: kind for kind in KINDS.values()}
 
+# Types that pull=True has too, and the option that says how much is sent.
+DELTAS = {"topk": "ratio", "threshold": "threshold", "randomk": "ratio"}
+
 _LATER_TYPES = ("dgc", "powersgd")
 # Options that every type takes, and those whose only value so far is the default.
 _COMMON = ("type", "error_feedback", "small_bytes", "pull")
-_PULLS = (None, "f16", "bf16")  # how answers travel: None, as they are
+_PULLS = (None, "f16", "bf16")  # how answers travel: None, as they are; or True
 _LATER_OPTIONS: dict[str, tuple[Any, ...]] = {
     "nonfinite": ("error",), "lr_scaled": (False,),
 }
@@ -60,7 +63,7 @@ def checked(spec: object) -> dict[str, Any]:
         "type": kind.name,
         "error_feedback": _truth(spec.get("error_feedback", True)),
         "small_bytes": _size(spec.get("small_bytes", kind.small_bytes)),
-        "pull": _pull(spec.get("pull")),
+        "pull": _pull(kind, spec.get("pull")),
     }
     for option, default in kind.options.items():
         found[option] = _CHECKS[option](kind, spec.get(option, default))
@@ -78,13 +81,17 @@ def _truth(value: object) -> bool:
     return bool(value)
 
 
-def _pull(value: object) -> str | None:
+def _pull(kind: type[Codec], value: object) -> str | bool | None:
     if value is True:
-        raise NotYetError("pull=True of a compression is not there yet")
+        if kind.name not in DELTAS:
+            raise NotYetError(f"pull=True of compression {kind.name} is not there yet: it is of "
+                              f"{', '.join(DELTAS)}")
+        return True
     if value is None or value is False:
         return None
     if not isinstance(value, str) or value not in _PULLS:
-        raise ConfigError("pull of a compression", expected="f16, bf16 or None", got=shown(value))
+        raise ConfigError("pull of a compression", expected="f16, bf16, True or None",
+                          got=shown(value))
     return str(value)
 
 

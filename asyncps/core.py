@@ -20,6 +20,7 @@ from asyncps.errors import (
 )
 from asyncps.following import Followers
 from asyncps.roles.client import Client
+from asyncps.roles.gains import gains
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, bound_of
 from asyncps.roles.shortcut import Attempt, Shortcut
@@ -250,7 +251,8 @@ class Core(RowCalls):
         client = self.client
         if client.compression is None:
             return {}
-        return client.compression.report(
+        return gains(
+            client.compression,
             list(client.keys.values()), self.worker.paces.link_bytes_s)
 
     async def set_hyperparameters(self, hyper: dict[str, Any]) -> None:

@@ -47,6 +47,9 @@ class Flag(IntEnum):
     ROWS = 1  # the table lists rows of a slab
     IDS = 2  # the table names rows of a table: see `rows`
     CODEC = 4  # the payload is encoded, and the table ends with how
+    F16 = 8  # the answer's float32 values travel as float16
+    BF16 = 16  # as bfloat16
+    DELTA = 32  # the answer may be what has changed, and the table ends with how: see `bases`
 
 
 class Header(NamedTuple):

@@ -13,22 +13,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from asyncps.errors import AsyncPSError, ClosedError, ClusterError
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header
 from asyncps.protocol.messages import AnyMessage, StoreConfig
 from asyncps.roles.coded import Coded, CodedRows, LazyKey, Payload
 from asyncps.roles.directory import Directory
-from asyncps.roles.framing import data_frame, spread
+from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
 from asyncps.roles.joining import joined_error
+from asyncps.roles.landing import Place, landing_of, place_of
 from asyncps.roles.operation import Operation, no_worker
 from asyncps.roles.plan import Plan, RemoteUnit, SlabPlan
 from asyncps.roles.remotetable import HeldRows, post_rows
 from asyncps.roles.staging import Staging
 from asyncps.state.requests import Step
-from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
+from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps.transport.link import Link
 from asyncps.transport.request import Request
 
@@ -148,7 +147,8 @@ class Client(Directory):
                 self._when_open(
                     op, kind, unit, self._steps(kind, unit, None)[0], piece.size,
                     None if value is None else value[begin:end],
-                    None if out is None else out[begin:end],
+                    None if out is None else place_of(
+                        plan.rules[place], info.dtype, out[begin:end]),
                     None, priority,
                 )
                 if type(value) is LazyKey:
@@ -198,13 +198,14 @@ class Client(Directory):
         arrays: Sequence[Any] | None, priority: int,
     ) -> None:
         unit = slab.unit
+        out = None if arrays is None else place_of(slab.rule, slab.dtype, None)
         steps = self._steps(kind, unit, slab.spoken_of)
         if isinstance(buffer, CodedRows):
             steps = buffer.apart(steps, slab.rows)
         if len(steps) == 1:
             self._when_open(
                 op, kind, unit, steps[0], slab.size, None if buffer is None else buffer.data,
-                None, None if arrays is None else (slab.dtype, slab.shapes, arrays), priority,
+                out, None if arrays is None else (slab.dtype, slab.shapes, arrays), priority,
             )
             return
         # Rows at different clocks: a frame for each clock.
@@ -222,7 +223,7 @@ class Client(Directory):
                     view[starts[row] : starts[row] + unit.sizes[row]] for row in members
                 ))
             self._when_open(
-                op, kind, unit, step, unit.size_of(members), part, None,
+                op, kind, unit, step, unit.size_of(members), part, out,
                 None if arrays is None else (
                     slab.dtype, tuple([slab.shapes[i] for i in chosen]),
                     [arrays[i] for i in chosen],
@@ -232,7 +233,7 @@ class Client(Directory):
 
     def _when_open(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
-        value: memoryview | Payload | None, out: memoryview | None, scatter: Scatter | None,
+        value: memoryview | Payload | None, out: Place, scatter: Scatter | None,
         priority: int,
     ) -> None:
         """Send now, or step aside until the clock window is open."""
@@ -315,7 +316,7 @@ class Client(Directory):
 
     def _post(
         self, op: Operation, kind: int, unit: RemoteUnit, step: Step, size: int,
-        value: memoryview | Payload | None, out: memoryview | None, scatter: Scatter | None,
+        value: memoryview | Payload | None, out: Place, scatter: Scatter | None,
         priority: int, *, fresh: bool = True, late: Callable[[], None] | None = None,
     ) -> None:
         """Send one frame.
@@ -336,13 +337,15 @@ class Client(Directory):
         tail = unit.tail
         if tail is not None and not tail.sent:
             priority = unit.priority(priority)
+        flags, words = 0, b""
+        if out is not None and not isinstance(out, memoryview):
+            flags = out.flag
+            words, priority = out.ask(unit, priority)
         parts, frame_bytes = data_frame(
-            self, kind, unit, step, number, priority, size, value
+            self, kind, unit, step, number, priority, size, value, flags, words
         )
-        buffer = None
-        if scatter is not None:
-            buffer = np.empty(size, np.uint8) if size < POOLED_BYTES else self.pool.take(size)
-            out = buffer.data
+        landing = landing_of(self.pool, unit, size, out, scatter)
+        place = landing.view if landing is not None else out
 
         def answered(
             request: Request, header: Header | None, _message: AnyMessage | None,
@@ -350,6 +353,8 @@ class Client(Directory):
         ) -> None:
             if unit.tail is request:
                 unit.tail = None
+            if landing is not None:
+                landing.over()
             if wants:
                 if error is None and header is not None:
                     track.answered(number)
@@ -359,14 +364,15 @@ class Client(Directory):
                 if late is not None:
                     late()
                 return
-            if buffer is not None and error is None and request.place is not None:
-                assert scatter is not None
-                error = spread(buffer, scatter)
-                if size >= POOLED_BYTES:
-                    self.pool.give(buffer)
+            if landing is not None and header is not None and error is None and (
+                request.place is not None
+            ):
+                error = landing.settle(header)
             op.part_done(error)
 
-        request = Request(number, priority, parts, frame_bytes, answered, out, unit, op)
+        assert place is None or isinstance(place, memoryview)
+        request = Request(number, priority, parts, frame_bytes, answered, place, unit, op)
+        request.room = None if landing is None else landing.room
         request.since = op.since
         # All memory is there. From here on nothing is expected to fail, and a push counts.
         if fresh and (kind == PUSH or kind == PUSHPULL):

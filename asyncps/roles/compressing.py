@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncps.errors import NotYetError
-from asyncps.protocol.messages import Key
+from asyncps.protocol.messages import Key, StoreConfig
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.coders import Coders
+from asyncps.roles.landing import FLAGS
 from asyncps.roles.nonfinite import is_skipped
 from asyncps.roles.operation import Operation
+from asyncps.roles.plan import bound_of
 from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
@@ -35,6 +37,17 @@ Words = dict[str, Any]  # as `codecs.checked` returns them
 Keys = None | str | list[Key]  # all, a pattern of str keys, or these
 
 
+def check_store(config: StoreConfig, words: Words) -> None:
+    """Refuse what a store's type does not have.
+
+    Raises:
+        NotYetError: Changes of values are pulled in rounds only.
+    """
+    if words["pull"] is True and bound_of(config) != 0:
+        raise NotYetError(f"pull=True in a store of type {config.type} is not there yet: it is of "
+                          "dist_sync")
+
+
 class Rule:
     """What was said once: these keys, with this codec."""
 
@@ -44,6 +57,8 @@ class Rule:
         self.feedback = bool(words["error_feedback"])
         self.skips = words["nonfinite"] == "skip"
         self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
+        self.pull = FLAGS.get(words["pull"], 0)  # how answers of its float32 keys travel
+        self.amount = float(words.get(codecs.DELTAS.get(words["type"], ""), 0))
 
     def names(self, key: Key) -> bool:
         """Tell whether it speaks of a key."""
@@ -80,6 +95,15 @@ class Compression:
         """
         self._rules = [rule for rule in self._rules if rule.keys != keys]
         self._rules.append(Rule(keys, words))
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything is compressed."""
+        return bool(self._rules)
+
+    def coder_of(self, key: Key) -> KeyCoder | None:
+        """Return what a key is encoded with, if it was pushed or loaded."""
+        return self._coders.get(key)
 
     def rule_of(self, info: KeyInfo) -> tuple[Rule | None, str]:
         """Return the rule by which a key is encoded; or None, and why it goes dense."""
@@ -181,35 +205,6 @@ class Compression:
             coding.put_back()
             raise
         return coding
-
-    def report(
-        self, infos: Sequence[KeyInfo], link_bytes_s: float | None = None
-    ) -> dict[Key, dict[str, Any]]:
-        """Say of each key how it is sent, and what that came to.
-
-        Args:
-            infos: The keys.
-            link_bytes_s: How fast the links to the servers are, None while that is unknown.
-        """
-        found: dict[Key, dict[str, Any]] = {}
-        for info in infos if self._rules else ():
-            rule, why = self.rule_of(info)
-            told: dict[str, Any] = {"codec": "dense" if rule is None else rule.codec.name}
-            if rule is None:
-                told["why"] = why
-            else:
-                coder = self._coders.get(info.key)
-                told |= {
-                    "bytes_before": coder.before_bytes if coder else 0,
-                    "bytes_sent": coder.sent_bytes if coder else 0,
-                    "error_norm": coder.error_norm() if coder else 0.0,
-                    "encode_s": coder.encode_s if coder else 0.0,
-                    "skipped": coder.skipped if coder else 0,
-                    "link_bytes_s": link_bytes_s,
-                    "paid": coder.paid(link_bytes_s) if coder else None,
-                }
-            found[info.key] = told
-        return found
 
 
 class Coding:

@@ -22,4 +22,4 @@ def drop(keeper: Keeper) -> None:
     keeper.units.clear()
     if keeper.rules.own is not None:
         keeper.rules.own.call_waiting()
-    keeper.pool.keep_less(keeper.dense_bytes)
+    keeper.pool.keep_less(keeper.dense_bytes + sum(keeper.beside.values()))

@@ -14,6 +14,7 @@ import numpy as np
 
 from asyncps.errors import RemoteProtocolError, UnknownKey
 from asyncps.protocol.frames import MAX_ROWS, PUSH, PUSHPULL, Flag, Header
+from asyncps.roles.thinned import HALVES
 from asyncps.tensor.codecs import BY_NUMBER, HEAD_BYTES, Codec, Floats, parse_head
 from asyncps.tensor.pool import Bytes, Pool
 from asyncps_ext.seeds import seed_of
@@ -47,7 +48,8 @@ def describe(header: Header, table: memoryview) -> Described:
         RemoteProtocolError: It cannot be that.
     """
     words = len(table) - HEAD_BYTES
-    if header.kind not in (PUSH, PUSHPULL) or header.flags & ~(Flag.ROWS | Flag.CODEC):
+    allowed = Flag.ROWS | Flag.CODEC | Flag.DELTA | HALVES
+    if header.kind not in (PUSH, PUSHPULL) or header.flags & ~allowed:
         raise RemoteProtocolError("a codec where none belongs", got=(header.kind, header.flags))
     if words < 0 or words % 4 or words > 8 * MAX_ROWS:
         raise RemoteProtocolError("the table of an encoded push", got=len(table),

@@ -36,7 +36,8 @@ class Sender(Protocol):
 
 def data_frame(
     sender: Sender, kind: int, unit: RemoteUnit, step: Step, number: int, priority: int, size: int,
-    value: memoryview | Payload | None,
+    value: memoryview | Payload | None, flags: int = 0,
+    tail: bytes = b"",
 ) -> tuple[list[bytes | memoryview], int]:
     """Return the parts of a data frame, and the bytes of all parts.
 
@@ -49,15 +50,19 @@ def data_frame(
         priority: Of its answer.
         size: Bytes of the value that it brings or asks for.
         value: What it brings, if anything; the frame keeps this view, or that of a payload.
+        flags: How the answer is to travel.
+        tail: More of that, behind all else of the table.
     """
-    flags, table = 0, b""
+    table = b""
     if step.rows is not None and unit.slab:
-        flags, table = Flag.ROWS, np.asarray(step.rows, "<u4").tobytes()
+        flags |= Flag.ROWS
+        table = np.asarray(step.rows, "<u4").tobytes()
     if isinstance(value, Payload):
         flags |= Flag.CODEC
         table += value.tail
         value = value.data
         size = len(value)
+    table += tail
     payload = 0 if value is None else size
     header = pack_header(
         kind, flags, sender.incarnation, sender.number, number, unit.number, priority, step.clock,

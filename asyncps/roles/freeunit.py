@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
 from asyncps.roles.encoded import Contribution, drop
+from asyncps.roles.thinned import grant
 from asyncps.roles.unit import Rules, Unit, Waiter, internal
 from asyncps.state.staleness import Arrivals
 from asyncps.tensor import updates
@@ -115,9 +116,12 @@ class FreeUnit(Unit):
                 # One that this rank was sent may still be on its way when it says that the new one
                 # has arrived. So it is dropped, and does not go to the pool.
                 self.old = [version for version in self.old if not version.owed & bit]
-            self.current.owed |= bit
             self.given[rank] = max(clock, self.given.get(rank, 0))
-            waiter.parts[position] = self.current.view
+            if waiter.wish is None:
+                self.current.owed |= bit
+                waiter.parts[position] = self.current.view
+            else:
+                grant(self, self.current, waiter, position)
         waiter.pending -= 1
         return waiter.pending == 0
 

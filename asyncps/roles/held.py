@@ -18,6 +18,7 @@ import numpy as np
 from asyncps.errors import AsyncPSError, DeadlineExceeded
 from asyncps.protocol.frames import PUSH, PUSHPULL
 from asyncps.roles.coded import Payload
+from asyncps.roles.landing import Place
 from asyncps.roles.operation import Operation, resolve
 from asyncps.state.requests import Rows, Step
 
@@ -41,7 +42,7 @@ class Held:
     step: Step
     size: int
     value: memoryview | Payload | None
-    out: memoryview | None
+    out: Place
     scatter: Scatter | None
     priority: int
     is_gone: bool = False

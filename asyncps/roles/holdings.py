@@ -33,6 +33,7 @@ class Holdings:
         keys: Of each unit, in the order of its rows.
         dense_bytes: Of all values but those of row-sparse keys.
         changes: How often a slab was split, joined or grown.
+        beside: Bytes that are kept beside the value of a unit, for answers in fewer bytes.
     """
 
     def __init__(self, pool: Pool, rules: Rules) -> None:
@@ -42,6 +43,7 @@ class Holdings:
         self.keys: dict[int, list[int | str]] = {}
         self.dense_bytes = 0
         self.changes = 0
+        self.beside: dict[int, int] = {}
 
     def init(self, unit: int, spec: UnitSpec, buffer: Bytes) -> None:
         """Take the first value of a chunk or of rows of a slab; a repetition changes nothing."""
@@ -90,8 +92,16 @@ class Holdings:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of all values; of row-sparse keys what their rows take."""
-        return self.dense_bytes + used_bytes(self.units.values())
+        """Bytes of all values and of what is kept beside them; of row-sparse keys of their rows."""
+        beside = sum(self.beside.values())
+        return self.dense_bytes + beside + used_bytes(self.units.values())
+
+    def keep_beside(self, unit: int, size: int) -> None:
+        """Take note that so much is kept beside a unit's value, from now on."""
+        more = size - self.beside.get(unit, 0)
+        if more > 0:
+            self.beside[unit] = size
+            self.pool.keep_bytes += more
 
     def init_table(self, unit: int, spec: TableSpec) -> None:
         """Make a server's part of a row-sparse key; a repetition changes nothing."""

@@ -189,7 +189,7 @@ class Keeper(Holdings):
             unit.rows[row].arrived(rank, acked)
 
     def pull(
-        self, target: Target, rank: int, header: Header, port: Any = None
+        self, target: Target, rank: int, header: Header, port: Any = None, wish: Any = None
     ) -> bool:
         """Answer with the value of round `clock`, now or when it is applied; True when now.
 
@@ -200,7 +200,7 @@ class Keeper(Holdings):
         data = header.kind != WAIT
         waiter = Waiter(
             rank, header.request, header.unit, header.priority, data, header.clock,
-            [_NOTHING] * parts, parts, None, port,
+            [_NOTHING] * parts, parts, None, port, wish,
         )
         if isinstance(unit, Unit):
             if isinstance(unit, TableParts):

@@ -17,6 +17,7 @@ from asyncps.transport.link import Link
 from asyncps.transport.request import Request
 
 if TYPE_CHECKING:
+    from asyncps.roles.changes import Copy
     from asyncps.roles.compressing import Compression, Rule
 
 __all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "bound_of",
@@ -51,7 +52,8 @@ class RemoteUnit:
     """A unit of a server as a worker sees it."""
 
     __slots__ = (
-        "held", "late", "link", "number", "row_keys", "server", "sizes", "slab", "tail", "track",
+        "copy", "held", "late", "link", "number", "row_keys", "server", "sizes", "slab", "tail",
+        "track",
     )
 
     def __init__(
@@ -68,6 +70,7 @@ class RemoteUnit:
         # Pushes beyond the clock window step aside here and block no other unit.
         self.held = HeldPushes()
         self.tail: Request | None = None
+        self.copy: Copy | None = None  # of its value, where only changes of it are pulled
         self.late = late  # kinds whose answer may wait for an update, as that of a pull does
 
     def grow(self, rows: int) -> None:

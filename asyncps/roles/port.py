@@ -36,7 +36,7 @@ from asyncps.protocol.frames import (
     Header,
 )
 from asyncps.protocol.messages import AnyMessage, TableSpec, UnitSpec
-from asyncps.roles import encoded, saving, savingrows
+from asyncps.roles import bases, encoded, saving, savingrows
 from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
@@ -86,6 +86,7 @@ class WorkerPort:
         self._target: Target | None = None
         self._found_at = 0  # the keeper's count of changes when the target was found
         self._described: encoded.Described | None = None  # how the payload is encoded, if it is
+        self._wish: Any = None  # how the answer is to travel
         self._spec: UnitSpec | None = None
         self._range: _Restored | None = None
 
@@ -188,8 +189,10 @@ class WorkerPort:
             elif kind == PULL or kind == WAIT:
                 if len(self.parked) >= _MAX_PARKED:
                     self._check_room(keeper)
+                table, tail = bases.cut(header, table)
                 rows = _rows(header, table) if header.flags else None
                 target = keeper.find(header, rows, header.hyper)
+                self._wish = bases.wished(keeper, header, target, tail, self.connection)
                 keeper.arrived(target, self.rank, header.acked)
                 self._pull(keeper, target, header)
             elif kind == INIT and buffer is not None:
@@ -226,13 +229,16 @@ class WorkerPort:
     def _find(self, keeper: Keeper, header: Header, table: memoryview) -> Target:
         """Return what a frame with a value speaks of; its payload may be taken into memory."""
         self._described = None
+        table, tail = bases.cut(header, table)
         if header.flags & Flag.CODEC:
             described = self._described = encoded.describe(header, table)
             target = encoded.find(keeper, header, described)
             encoded.layout(target, header, described)
-            return target
-        self._rows = _rows(header, table) if header.flags else None
-        return keeper.find(header, self._rows, header.payload_bytes)
+        else:
+            self._rows = _rows(header, table) if header.flags else None
+            target = keeper.find(header, self._rows, header.payload_bytes)
+        self._wish = bases.wished(keeper, header, target, tail, self.connection)
+        return target
 
     def send(self, frame: Outgoing, *, copied: bool = False) -> None:
         """Queue an answer; without a connection there is nobody who waits for it.
@@ -265,7 +271,7 @@ class WorkerPort:
             self._ack(header)
 
     def _pull(self, keeper: Keeper, target: Target, header: Header) -> None:
-        if not keeper.pull(target, self.rank, header, self):
+        if not keeper.pull(target, self.rank, header, self, self._wish):
             self.parked.add(header.request)
 
     def _check_room(self, keeper: Keeper) -> None:

@@ -30,6 +30,7 @@ from asyncps.roles.keeper import Keeper
 from asyncps.roles.ownsteps import is_own
 from asyncps.roles.slab import Slab, parts_of
 from asyncps.roles.tableunit import TableParts
+from asyncps.roles.thinned import forget, forget_base
 from asyncps.roles.unit import Unit
 from asyncps.tensor.dtypes import Array
 from asyncps.tensor.pool import Bytes
@@ -267,6 +268,8 @@ def _own_value(part: Unit) -> Bytes:
         buffer = part.pool.take(part.size)
         buffer[:] = part.current.buffer
         part.publish(buffer, part.current.clock)
+    forget(part.current, part.pool)
+    forget_base(part)
     return part.current.buffer
 
 

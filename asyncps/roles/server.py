@@ -243,11 +243,14 @@ class Server:
         if waiter.error is not None:
             port.refuse(waiter.request, waiter.priority, waiter.error)
             return
+        wish = waiter.wish
+        if wish is not None and not wish.may_go(port.connection):
+            return  # its worker has come back, and asks again
         parts = waiter.parts if waiter.data else []
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         header = pack_header(
-            DATA if waiter.data else ACK, 0, self.node.incarnation, 0, waiter.request,
-            waiter.unit, 0, waiter.clock, 0, size, 0, 0,
+            DATA if waiter.data else ACK, 0 if wish is None else wish.flag,
+            self.node.incarnation, 0, waiter.request, waiter.unit, 0, waiter.clock, 0, size, 0, 0,
         )
         frame = Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size)
         port.send(frame, copied=isinstance(waiter, RowsWaiter))

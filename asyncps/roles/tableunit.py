@@ -344,7 +344,8 @@ def wanted(waiter: Waiter, named: rows.Named | None) -> Waiter:
         return waiter
     return RowsWaiter(
         waiter.rank, waiter.request, waiter.unit, waiter.priority, waiter.data, waiter.clock,
-        waiter.parts, waiter.pending, waiter.error, waiter.port, named,
+        waiter.parts, waiter.pending, waiter.error, waiter.port,
+        waiter.wish, named,
     )
 
 

@@ -10,7 +10,6 @@ in whole buffers of the pool. The first contribution of a round *becomes* the ac
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from asyncps.errors import AsyncPSError
 from asyncps.roles.accumulator import Accumulator
 from asyncps.roles.encoded import Contribution, drop
+from asyncps.roles.thinned import Version, forget, forget_base, grant
+from asyncps.roles.thinned import internal as internal
 from asyncps.state.rounds import FIRST, LAST, REPLAY, Rounds
 from asyncps.tensor import updates
 from asyncps.tensor.dtypes import Array, Dtype
@@ -25,9 +26,9 @@ from asyncps.tensor.pool import Bytes, Pool
 from asyncps.tensor.words import Span
 
 if TYPE_CHECKING:
+    from asyncps.roles.bases import Base
     from asyncps.roles.ownsteps import OwnSteps
 
-log = logging.getLogger(__name__)
 # Versions kept for workers that have not said that they arrived. In step it is one; the clock
 # window, and answers that wait in a queue, make it a few.
 MAX_OLD = 8
@@ -88,6 +89,7 @@ class Waiter:
         pending: How many of them are still missing.
         error: Why there will be no answer.
         port: Where it asked, if that is not its rank's first connection.
+        wish: How the value is to travel; None: as it is.
     """
 
     rank: int
@@ -100,18 +102,7 @@ class Waiter:
     pending: int
     error: AsyncPSError | None = None
     port: Any = None
-
-
-class Version:
-    """A value that was, or is, current."""
-
-    __slots__ = ("buffer", "clock", "owed", "view")
-
-    def __init__(self, buffer: Bytes, clock: int) -> None:
-        self.buffer = buffer
-        self.view = buffer.data
-        self.clock = clock
-        self.owed = 0  # ranks that may ask for it again, one bit each
+    wish: Any = None
 
 
 class Unit:
@@ -125,8 +116,8 @@ class Unit:
     """
 
     __slots__ = (
-        "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size", "spans",
-        "state", "updates",
+        "base", "current", "dtype", "failed", "old", "open", "parked", "pool", "rounds", "size",
+        "spans", "state", "updates",
     )
     accumulator: ClassVar[type[Accumulator]] = Accumulator
     is_dense: ClassVar[bool] = True  # one array, which an optimizer of the user's own knows
@@ -141,6 +132,7 @@ class Unit:
         self.rounds = Rounds()
         self.current = Version(buffer, 0)
         self.old: list[Version] = []
+        self.base: Base | None = None  # what workers hold who are sent changes only
         self.open: dict[Any, Accumulator] = {}  # by clock
         self.parked: dict[int, dict[tuple[int, int], tuple[Waiter, int]]] = {}
         self.failed: dict[int, AsyncPSError] = {}
@@ -220,6 +212,8 @@ class Unit:
             current.owed &= ~bit
         if self.old:
             self._release(bit, acked)
+        if self.base is not None:
+            self.base.arrived(rank, acked)
 
     def park(self, waiter: Waiter, position: int, clock: int) -> bool:
         """Give a waiter its part, or keep it until round `clock` is applied.
@@ -258,8 +252,11 @@ class Unit:
             version = self.current
             if version.clock != clock and self.old:
                 version = next((v for v in self.old if v.clock == clock), version)
-            version.owed |= 1 << waiter.rank
-            waiter.parts[position] = version.view
+            if waiter.wish is None:
+                version.owed |= 1 << waiter.rank
+                waiter.parts[position] = version.view
+            else:
+                grant(self, version, waiter, position)
         waiter.pending -= 1
         return waiter.pending == 0
 
@@ -279,6 +276,7 @@ class Unit:
             self.forget_failures()
             self.state.pop(updates.MASTER, None)
             self.publish(buffer, self.current.clock)
+            forget_base(self)
 
     def is_fresh(self) -> bool:
         """Tell whether nobody has pushed, and nobody waits for a value or may ask for it again."""
@@ -362,6 +360,8 @@ class Unit:
         bits = self.dtype.bits
         weights = self.current.buffer.view(bits)
         in_place = not self.current.owed
+        if in_place:
+            forget(self.current, self.pool)
         buffer = self.current.buffer if in_place else self.pool.take(self.size)
         # A step that fails is no update: the next one is counted as this one would have been.
         updates.run(
@@ -385,6 +385,7 @@ class Unit:
                 # Somebody never says what has arrived. Not to the pool: it may still be sent.
                 del self.old[0]
         else:
+            forget(before, self.pool)
             self.pool.give(before.buffer)
 
     def _release(self, bit: int, acked: int) -> None:
@@ -393,10 +394,5 @@ class Unit:
                 version.owed &= ~bit
         for version in [v for v in self.old if not v.owed]:
             self.old.remove(version)
+            forget(version, self.pool)
             self.pool.give(version.buffer)
-
-
-def internal(error: BaseException) -> AsyncPSError:
-    """Log what should not have happened, and return what its callers are told."""
-    log.error("a round failed", exc_info=error)
-    return AsyncPSError(f"the server failed in this round: {error!r}")

@@ -15,7 +15,7 @@ from asyncps.protocol import messages
 from asyncps.protocol.messages import AnyMessage, Key, KeySpec, Member, Placed, StoreConfig
 from asyncps.roles import reporting
 from asyncps.roles.client import Client
-from asyncps.roles.compressing import Compression, Keys, Words
+from asyncps.roles.compressing import Compression, Keys, Words, check_store
 from asyncps.roles.deadlines import Deadlines, cut, take_back
 from asyncps.roles.initialising import initialise
 from asyncps.roles.joining import join, learn
@@ -192,6 +192,7 @@ class Worker:
 
     async def set_compression(self, client: Client, keys: Keys, words: Words) -> None:
         """Encode pushes of some keys from now on; every worker says the same."""
+        check_store(client.config, words)
         message = messages.SetCompression(client.number, keys, words)
         await self.questions.ask(message, "to set the compression")
         compression = client.compression or Compression(

@@ -345,6 +345,8 @@ class Link:
             del self.unanswered[header.request]
             request.answered(request, header, None, None)
             return None
+        if request.room is not None:
+            request.place = request.room(header.payload_bytes)
         if len(request.place) != header.payload_bytes:
             raise RemoteProtocolError("an answer of another size", expected=len(request.place),
                                       got=header.payload_bytes)

@@ -22,6 +22,8 @@ class Request(Outgoing):
     Attributes:
         number: Its number, unique and increasing on its link.
         place: Where the payload of the answer goes; None drops it.
+        room: Gives the place, by the payload's size, where that is known only then; `place` is
+            empty before, and None drops it all the same.
         answered: Called once with (header, message, error) of the answer.
         since: When it was made, loop time.
         unit: What it speaks of, None for a question.
@@ -29,7 +31,7 @@ class Request(Outgoing):
         expired: Its caller was told that it took too long; only the clocks still care.
     """
 
-    __slots__ = ("answered", "expired", "number", "owner", "place", "since", "unit")
+    __slots__ = ("answered", "expired", "number", "owner", "place", "room", "since", "unit")
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Request(Outgoing):
         self.number = number
         self.place = place
         self.answered = answered
+        self.room: Callable[[int], memoryview] | None = None
         self.since = 0.0
         self.unit = unit
         self.owner = owner

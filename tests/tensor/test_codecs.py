@@ -310,7 +310,7 @@ def test_golden_head() -> None:
     ({}, "f16, bf16, int8, 1bit, 2bit, onebit, topk, threshold, randomk"),
     ({"type": "2bits"}, "f16, bf16, int8"), ({"type": ["2bit"]}, "f16"), ("2bit", "such as"),
     ({"type": "2bit", "treshold": 1},
-     "type, error_feedback, lr_scaled, nonfinite, small_bytes, threshold"),
+     "type, error_feedback, lr_scaled, nonfinite, small_bytes, pull, threshold"),
     ({"type": "int8", "block": 128}, "type, error_feedback, lr_scaled, nonfinite, small_bytes"),
     ({"type": "2bit", "threshold": 0}, "above 0"), ({"type": "2bit", "threshold": "1"}, "above"),
     ({"type": "2bit", "threshold": 1e300}, "finite"), ({"type": "1bit", "threshold": None}, "fin"),
@@ -320,6 +320,7 @@ def test_golden_head() -> None:
     ({"type": "topk", "values": "f64"}, "f32 or f16"), ({"type": "f16", "small_bytes": -1}, "0 or"),
     ({"type": "f16", "small_bytes": 1.5}, "bytes"), ({"type": "f16", "error_feedback": 1}, "True"),
     ({"type": "f16", "lr_scaled": None}, "lr_scaled is True or False"),
+    ({"type": "2bit", "pull": "f32"}, "f16, bf16, True or"), ({"type": "2bit", "pull": 1}, "bf16"),
 ])  # fmt: skip
 def test_wrong_words_are_refused_and_the_known_ones_listed(spec: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as found:
@@ -328,7 +329,7 @@ def test_wrong_words_are_refused_and_the_known_ones_listed(spec: Any, words: str
 
 
 @pytest.mark.parametrize("spec", [
-    {"type": "dgc"}, {"type": "powersgd", "rank": 2}, {"type": "2bit", "pull": "f16"},
+    {"type": "dgc"}, {"type": "powersgd", "rank": 2}, {"type": "2bit", "pull": True},
 ])  # fmt: skip
 def test_what_is_not_there_yet_says_so(spec: dict[str, Any]) -> None:
     with pytest.raises(NotYetError, match="is not there yet"):
@@ -338,7 +339,7 @@ def test_what_is_not_there_yet_says_so(spec: dict[str, Any]) -> None:
 def test_words_are_complete() -> None:
     assert codecs.checked({"type": "2bit", "pull": None, "nonfinite": "error"}) == {
         "type": "2bit", "error_feedback": True, "lr_scaled": False, "nonfinite": "error",
-        "small_bytes": 0, "threshold": 0.5}
-    assert codecs.checked({"type": "topk", "ratio": 1}) == {
+        "small_bytes": 0, "pull": None, "threshold": 0.5}
+    assert codecs.checked({"type": "topk", "ratio": 1, "pull": "f16"}) == {
         "type": "topk", "error_feedback": True, "lr_scaled": False, "nonfinite": "error",
-        "small_bytes": 65536, "ratio": 1.0, "values": "f32"}
+        "small_bytes": 65536, "pull": "f16", "ratio": 1.0, "values": "f32"}

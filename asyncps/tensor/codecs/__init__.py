@@ -10,11 +10,12 @@ from asyncps.tensor.codecs.base import (
     cut_room,
     parse_head,
 )
-from asyncps.tensor.codecs.options import BY_NUMBER, KINDS, checked, made
+from asyncps.tensor.codecs.options import BY_NUMBER, DELTAS, KINDS, checked, made
 from asyncps.tensor.codecs.skip import Skip
 
 __all__ = [
     "BY_NUMBER",
+    "DELTAS",
     "HEAD_BYTES",
     "KINDS",
     "Codec",

@@ -22,12 +22,13 @@ BY_NUMBER: dict[int, type[Codec]] = {
     **{kind.number: kind for kind in KINDS.values()}, Skip.number: Skip,
 }
 
+# Types that pull=True has too, and the option that says how much is sent.
+DELTAS = {"topk": "ratio", "threshold": "threshold", "randomk": "ratio"}
+
 _LATER_TYPES = ("dgc", "powersgd")
-# Options that every type takes, and those whose only value so far is the default.
-_COMMON = ("type", "error_feedback", "lr_scaled", "nonfinite", "small_bytes")
-_LATER_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "pull": (None, False),
-}
+# Options that every type takes.
+_COMMON = ("type", "error_feedback", "lr_scaled", "nonfinite", "small_bytes", "pull")
+_PULLS = (None, "f16", "bf16")  # how answers travel: None, as they are; or True
 
 
 def checked(spec: object) -> dict[str, Any]:
@@ -51,11 +52,8 @@ def checked(spec: object) -> dict[str, Any]:
         raise ConfigError("unknown type of compression", expected=", ".join(KINDS),
                           got=shown(name))
     known = [*_COMMON, *kind.options]
-    for option, value in spec.items():
-        if option in _LATER_OPTIONS:
-            if not any(value is now or value == now for now in _LATER_OPTIONS[option]):
-                raise NotYetError(f"{option}={shown(value)} of a compression is not there yet")
-        elif option not in known:
+    for option in spec:
+        if option not in known:
             raise ConfigError(f"unknown option of compression {kind.name}",
                               expected=", ".join(known), got=shown(option))
     found: dict[str, Any] = {
@@ -64,6 +62,7 @@ def checked(spec: object) -> dict[str, Any]:
         "lr_scaled": _truth("lr_scaled", spec.get("lr_scaled", False)),
         "nonfinite": _nonfinite(spec.get("nonfinite", "error")),
         "small_bytes": _size(spec.get("small_bytes", kind.small_bytes)),
+        "pull": _pull(kind, spec.get("pull")),
     }
     for option, default in kind.options.items():
         found[option] = _CHECKS[option](kind, spec.get(option, default))
@@ -86,6 +85,20 @@ def _nonfinite(value: object) -> str:
         raise ConfigError("nonfinite of a compression", expected="error or skip",
                           got=shown(value))
     return value
+
+
+def _pull(kind: type[Codec], value: object) -> str | bool | None:
+    if value is True:
+        if kind.name not in DELTAS:
+            raise NotYetError(f"pull=True of compression {kind.name} is not there yet: it is of "
+                              f"{', '.join(DELTAS)}")
+        return True
+    if value is None or value is False:
+        return None
+    if not isinstance(value, str) or value not in _PULLS:
+        raise ConfigError("pull of a compression", expected="f16, bf16, True or None",
+                          got=shown(value))
+    return str(value)
 
 
 def _size(value: object) -> int:

@@ -1,0 +1,43 @@
+"""What compression came to at one worker: key by key, and whether it paid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from asyncps.protocol.messages import Key
+from asyncps.roles.compressing import Compression
+
+if TYPE_CHECKING:
+    from asyncps.roles.plan import KeyInfo
+
+
+def gains(
+    compression: Compression, infos: Sequence[KeyInfo], link_bytes_s: float | None = None
+) -> dict[Key, dict[str, Any]]:
+    """Say of each key how it is sent, and what that came to.
+
+    Args:
+        compression: The rules and what was encoded by them.
+        infos: The keys.
+        link_bytes_s: How fast the links to the servers are, None while that is unknown.
+    """
+    found: dict[Key, dict[str, Any]] = {}
+    for info in infos if compression.is_set else ():
+        rule, why = compression.rule_of(info)
+        told: dict[str, Any] = {"codec": "dense" if rule is None else rule.codec.name}
+        if rule is None:
+            told["why"] = why
+        else:
+            coder = compression.coder_of(info.key)
+            told |= {
+                "bytes_before": coder.before_bytes if coder else 0,
+                "bytes_sent": coder.sent_bytes if coder else 0,
+                "error_norm": coder.error_norm() if coder else 0.0,
+                "encode_s": coder.encode_s if coder else 0.0,
+                "skipped": coder.skipped if coder else 0,
+                "link_bytes_s": link_bytes_s,
+                "paid": coder.paid(link_bytes_s) if coder else None,
+            }
+        found[info.key] = told
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
@@ -128,6 +129,11 @@ class Call:
         )
 
 
+# One entry for each fork that leads to this process: threads, and so ends of calls, stay behind.
+_forks: list[None] = []
+os.register_at_fork(after_in_child=lambda: _forks.append(None))
+
+
 class Handle:
     """A verb under way: `wait()` it, or await it on a loop.
 
@@ -143,6 +149,7 @@ class Handle:
         self._call = call
         self._on_loop = on_loop
         self._loop_thread = loop_thread
+        self._forks = len(_forks)
 
     def __repr__(self) -> str:
         op = self._call.op
@@ -158,8 +165,11 @@ class Handle:
         Raises:
             DeadlineExceeded: It has not ended in time; it goes on, and may be waited for again.
             ConfigError: It has not ended, and this is the thread that has to end it.
+            ClosedError: It had not ended when this process was forked: here nobody will end it.
             AsyncPSError: Why it failed.
         """
+        if self._forks != len(_forks) and not self._call.op.ended:
+            raise ClosedError("a forked child has no store: its parent's verbs do not end here")
         if threading.get_ident() == self._loop_thread and not self._call.op.ended:
             raise ConfigError("a blocking wait inside the event loop, which has to end what it "
                               "waits for", expected="await the handle there")

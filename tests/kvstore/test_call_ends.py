@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import subprocess
+import sys
 import threading
 import traceback
 import weakref
@@ -339,3 +341,28 @@ async def test_push_whose_wait_for_the_budget_is_cancelled_is_let_go(
         assert core.budget.used == 0
         assert (await store.pull("w") == 0).all()
         await store.barrier()
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_handle() -> None:
+    code = """
+import os, signal
+import numpy as np, asyncps
+store = asyncps.create("dist_sync")
+store.init("a", np.zeros(100_000))
+ended = store.push("a", np.ones(100_000))
+ended.wait()
+handle = store.push("a", np.ones(100_000))
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        ended.wait()
+        handle.wait()
+    except asyncps.errors.ClosedError:
+        pass
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+handle.wait()
+store.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=25)

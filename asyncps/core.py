@@ -251,9 +251,8 @@ class Core(RowCalls):
         client = self.client
         if client.compression is None:
             return {}
-        return gains(
-            client.compression,
-            list(client.keys.values()), self.worker.paces.link_bytes_s)
+        infos = list(client.keys.values())
+        return gains(client.compression, infos, self.worker.paces.link_bytes_s)
 
     async def set_hyperparameters(self, hyper: dict[str, Any]) -> None:
         """Change hyper-parameters."""

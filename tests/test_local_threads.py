@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 import asyncps
 from asyncps.tensor.rowsparse import RowSparse
+from tests.support.threads import together
 
 THREADS, TURNS = 4, 200
 
@@ -26,22 +26,11 @@ def often() -> Iterator[None]:
 
 
 def in_threads(work: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
+    def turns() -> None:
+        for _ in range(TURNS):
+            work()
 
-    def one() -> None:
-        try:
-            for _ in range(TURNS):
-                work()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-
-    threads = [threading.Thread(target=one) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    together(*[turns] * THREADS)
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f4", "i8"])

@@ -10,17 +10,15 @@ import asyncio
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from asyncps.errors import AsyncPSError, CheckpointError, DeadlineExceeded
+from asyncps.errors import CheckpointError, DeadlineExceeded
 from asyncps.protocol import messages
-from asyncps.protocol.frames import Header, Kind
-from asyncps.protocol.messages import AnyMessage
+from asyncps.protocol.frames import Kind
 from asyncps.protocol.parcels import (
     MAX_PARCEL_BYTES,
     MAX_WAITING,
@@ -29,13 +27,9 @@ from asyncps.protocol.parcels import (
     encode_list,
 )
 from asyncps.roles.client import Client
-from asyncps.roles.fetching import answered
+from asyncps.roles.fetching import answered, ask
 from asyncps.roles.worker import Worker
 from asyncps.tensor.pool import Bytes
-from asyncps.transport.request import Request
-from asyncps_ext import wire
-
-pack_header: Callable[..., bytes] = wire.pack_header
 
 ITEM = 4  # bytes of what is carried: float32
 MAX_LIST_BYTES = 64 << 20
@@ -103,7 +97,7 @@ class Carrier:
         self._answer_s = worker.config.answer_s if leads else None
         self._next = 0  # number of a parcel
         self._arrived = 0  # all below have
-        self._asked: set[int] = set()  # requests that are unanswered
+        self._asked: list[int] = []  # numbers of requests, some of which may be unanswered
 
     def __enter__(self) -> Self:
         return self
@@ -215,31 +209,9 @@ class Carrier:
         self, kind: int, message: messages.Parcel | messages.Collect, payload: memoryview | None,
         place: memoryview | None,
     ) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        link = self._link
-        number = link.number()
-
-        def came(
-            _request: Request, _header: Header | None, _message: AnyMessage | None,
-            error: AsyncPSError | None,
-        ) -> None:
-            self._asked.discard(number)
-            with suppress(asyncio.InvalidStateError):
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
-                    future.exception()  # it may be that nobody waits any more
-
-        table = messages.encode(message)
-        size = 0 if payload is None else len(payload)
         store = self._client.number if kind == Kind.RESTORE else 0
-        acked = min(link.oldest, number) if kind == Kind.CONTROL else 0
-        header = pack_header(kind, 0, self._client.incarnation, store, number, 0, 0, 0,
-                             len(table), size, acked, 0)
-        parts: list[bytes | memoryview] = [header, table]
-        if payload is not None:
-            parts.append(payload)
-        self._asked.add(number)
-        link.request(Request(number, 0, parts, len(header) + len(table) + size, came, place))
+        number, future = ask(
+            self._link, kind, store, 0, message, self._client.incarnation, payload, place
+        )
+        self._asked.append(number)
         return future

@@ -121,7 +121,7 @@ def fetch(
 ) -> asyncio.Future[None]:
     """Ask for bytes, or rows, of a unit; they are written into `place`, whatever becomes of the
     future."""
-    return _ask(link, Kind.CONTROL, 0, message, incarnation, None, place)
+    return ask(link, Kind.CONTROL, 0, 0, message, incarnation, None, place)[1]
 
 
 def restore(
@@ -129,14 +129,28 @@ def restore(
     payload: memoryview,
 ) -> asyncio.Future[None]:
     """Let bytes, or rows, of a unit be these; lent until the answer."""
-    return _ask(link, Kind.RESTORE, message.store, message, incarnation, payload, None)
+    return ask(link, Kind.RESTORE, message.store, message.unit, message, incarnation, payload,
+               None)[1]
 
 
-def _ask(
-    link: Link, kind: int, store: int,
-    message: messages.StateRange | messages.TableRange | messages.TableRows, incarnation: int,
+def ask(
+    link: Link, kind: int, store: int, unit: int, message: messages.Message, incarnation: int,
     payload: memoryview | None, place: memoryview | None,
-) -> asyncio.Future[None]:
+) -> tuple[int, asyncio.Future[None]]:
+    """Send a message with a payload, or one whose answer brings one.
+
+    Args:
+        link: To whom.
+        kind: Of the frame.
+        store, unit: That its header names, or 0.
+        message: Its table.
+        incarnation: This node's.
+        payload: Lent until the answer.
+        place: Where the answer's payload goes, whatever becomes of the future.
+
+    Returns:
+        The number of the request, and a future that is done with the answer.
+    """
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def came(
@@ -156,11 +170,10 @@ def _ask(
     size = 0 if payload is None else len(payload)
     acked = min(link.oldest, number) if kind == Kind.CONTROL else 0
     header = pack_header(
-        kind, 0, incarnation, store, number, message.unit if store else 0, 0, 0, len(table), size,
-        acked, 0,
+        kind, 0, incarnation, store, number, unit, 0, 0, len(table), size, acked, 0
     )
     parts: list[bytes | memoryview] = [header, table]
     if payload is not None:
         parts.append(payload)
     link.request(Request(number, 0, parts, len(header) + len(table) + size, came, place))
-    return future
+    return number, future

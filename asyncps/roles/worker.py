@@ -34,7 +34,6 @@ from asyncps.transport.polling import Polling
 log = logging.getLogger(__name__)
 
 
-
 class Worker:
     """One worker of a cluster. Everything runs on its loop.
 

@@ -126,14 +126,8 @@ class KeyCoder:
         """
         with self._lock:
             began = time.perf_counter()
-            if not feedback:
-                self.residual, self._bound = None, 0.0
-            elif self.residual is None:
-                self.residual = np.zeros(self.size, np.float32)
-            payloads = codec.encode(g, self.residual, pieces, take, seeds)
-            self.before_bytes += nbytes
-            self.sent_bytes += sum(payload.nbytes for payload in payloads)
-            self.encode_s += time.perf_counter() - began
+            payloads = codec.encode(g, self._kept(feedback), pieces, take, seeds)
+            self._count(began, nbytes, sum(payload.nbytes for payload in payloads))
             return payloads
 
     def encode_piece(
@@ -150,15 +144,22 @@ class KeyCoder:
         """
         with self._lock:
             began = time.perf_counter()
-            if not feedback:
-                self.residual, self._bound = None, 0.0
-            elif self.residual is None:
-                self.residual = np.zeros(self.size, np.float32)
-            kept = None if self.residual is None else self.residual[begin : begin + g.size]
-            codec.write(payload, kept, g)
-            self.before_bytes += nbytes
-            self.sent_bytes += payload.nbytes
-            self.encode_s += time.perf_counter() - began
+            kept = self._kept(feedback)
+            codec.write(payload, None if kept is None else kept[begin : begin + g.size], g)
+            self._count(began, nbytes, payload.nbytes)
+
+    def _kept(self, feedback: bool) -> Floats | None:
+        """Return the residual to encode with: made if need be, dropped without feedback."""
+        if not feedback:
+            self.residual, self._bound = None, 0.0
+        elif self.residual is None:
+            self.residual = np.zeros(self.size, np.float32)
+        return self.residual
+
+    def _count(self, began: float, nbytes: int, sent: int) -> None:
+        self.before_bytes += nbytes
+        self.sent_bytes += sent
+        self.encode_s += time.perf_counter() - began
 
     def put_back(
         self, codec: Codec, nbytes: int, pieces: Pieces, payloads: Sequence[Bytes],

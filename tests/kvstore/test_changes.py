@@ -168,13 +168,18 @@ def test_who_has_been_away_is_sent_the_whole() -> None:
             store.join()
         for turn in range(2):
             store.pushpull("w", grads_of(2, turn)[store.rank], out=out)
-            results[store.rank] = out.copy()
-            store.barrier()
-            assert np.array_equal(results[0], results[1])
-            store.barrier()
+            same_at_both(store, results, out)
 
     results: dict[int, Any] = {}
     on_cluster(work, settings=CHUNKS)
+
+
+def same_at_both(store: KVStore, results: dict[int, Any], out: Any) -> None:
+    """Both workers come with what they hold, and it is the same bits."""
+    results[store.rank] = out.copy()
+    store.barrier()
+    assert np.array_equal(results[0], results[1])
+    store.barrier()
 
 
 def test_calls_that_do_not_wait_for_each_other() -> None:
@@ -225,10 +230,7 @@ def test_a_rule_that_changes_begins_anew_or_goes_on() -> None:
             store.set_gradient_compression(spec, keys="w")
             for _ in range(2):
                 store.pushpull("w", grads_of(2, turn)[store.rank], out=out)
-                results[store.rank] = out.copy()
-                store.barrier()
-                assert np.array_equal(results[0], results[1])
-                store.barrier()
+                same_at_both(store, results, out)
 
     results: dict[int, Any] = {}
     on_cluster(work, settings=CHUNKS)

@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from asyncps.transport.polling import Bet
 from tests.support.cluster import DEADLINES, on_cluster, on_processes
 from tests.support.processes import ProcessGroup
 from tests.support.proxy import ThreadProxy
+from tests.support.threads import together
 
 LONG_S = 8.0
 
@@ -374,15 +376,12 @@ def test_two_threads_on_two_stores_of_one_worker(lanes: Watched) -> None:
         for each in (store, second):
             each.init("w", np.zeros(5, "f4"))
 
-        def one(mine: KVStore, sign: int, errors: list[BaseException]) -> None:
-            try:
-                for turn in range(40):
-                    got = mine.pushpull("w", np.full(5, sign * turn, "f4"))
-                    assert (got == 2 * sign * turn).all(), turn
-            except BaseException as error:  # noqa: BLE001 - it is raised in the worker's thread
-                errors.append(error)
+        def one(mine: KVStore, sign: int) -> None:
+            for turn in range(40):
+                got = mine.pushpull("w", np.full(5, sign * turn, "f4"))
+                assert (got == 2 * sign * turn).all(), turn
 
-        together([lambda errors: one(store, 1, errors), lambda errors: one(second, -1, errors)])
+        together(partial(one, store, 1), partial(one, second, -1))
 
     on_cluster(work, servers=1, transport="tcp")
 
@@ -601,16 +600,13 @@ def test_two_threads_on_two_keys_of_one_store(lanes: Watched, patience_s: float)
         store.init(["a", "b"], [np.zeros(5, "f4"), np.zeros(7, "f8")])
         store.init("c", np.zeros(10_000, "f4"))
 
-        def one(key: str, shape: int, dtype: str, errors: list[BaseException]) -> None:
-            try:
-                for turn in range(40):
-                    got = store.pushpull(key, np.full(shape, turn + store.rank, dtype))
-                    assert (got == 2 * turn + 1).all(), (key, turn)
-            except BaseException as error:  # noqa: BLE001 - it is raised in the worker's thread
-                errors.append(error)
+        def one(key: str, shape: int, dtype: str) -> None:
+            for turn in range(40):
+                got = store.pushpull(key, np.full(shape, turn + store.rank, dtype))
+                assert (got == 2 * turn + 1).all(), (key, turn)
 
-        together([lambda errors, key=key: one(*key, errors) for key in
-                  (("a", 5, "f4"), ("b", 7, "f8"), ("c", 10_000, "f4"))])
+        together(*[partial(one, *key) for key in
+                   (("a", 5, "f4"), ("b", 7, "f8"), ("c", 10_000, "f4"))])
 
     on_cluster(work, servers=1, transport="tcp")
 
@@ -624,36 +620,21 @@ def test_two_threads_on_the_same_keys_of_one_store(lanes: Watched, patience_s: f
         store.init(["a", "b"], [np.zeros(5, "f4"), np.zeros(7, "f4")])
         store.set_optimizer("test")
 
-        def one(errors: list[BaseException]) -> None:
-            try:
-                last = 0.0
-                for _ in range(turns):
-                    for key, size in (("a", 5), ("b", 7)):
-                        got = store.pushpull(key, np.full(size, store.rank + 1, "f4"))
-                        assert got.min() == got.max()
-                        assert got[0] % 3 == 0
-                    assert got[0] > last
-                    last = got[0]
-            except BaseException as error:  # noqa: BLE001 - it is raised in the worker's thread
-                errors.append(error)
+        def one() -> None:
+            last = 0.0
+            for _ in range(turns):
+                for key, size in (("a", 5), ("b", 7)):
+                    got = store.pushpull(key, np.full(size, store.rank + 1, "f4"))
+                    assert got.min() == got.max()
+                    assert got[0] % 3 == 0
+                assert got[0] > last
+                last = got[0]
 
-        together([one, one])
+        together(one, one)
         for key in ("a", "b"):
             assert (store.pull(key) == 2 * turns * 3).all()
 
     on_cluster(work, servers=1, transport="tcp")
-
-
-def together(works: list[Callable[[list[BaseException]], None]]) -> None:
-    """Run them in threads; raise what the first that failed raised."""
-    errors: list[BaseException] = []
-    threads = [threading.Thread(target=work, args=(errors,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 KEYS = {"a": 1, "b": 5, "c": 33, "chunk": 10_000, "large": 20_000}

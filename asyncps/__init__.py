@@ -6,11 +6,12 @@ from importlib import metadata
 
 from asyncps import errors, initializer, optim
 from asyncps.call import Handle
-from asyncps.cluster import LocalCluster, connect, create
+from asyncps.cluster import connect, create
 from asyncps.config import Config
 from asyncps.data import SplitSampler, data_partition, split_and_load
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.later import LATER_NAMES
+from asyncps.localcluster import LocalCluster
 from asyncps.localstore import LocalStore
 from asyncps.tensor.rowsparse import RowSparse
 from asyncps.trainer import Trainer

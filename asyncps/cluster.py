@@ -1,4 +1,4 @@
-"""How a program gets its store: create, connect, LocalCluster, and the embedded cluster."""
+"""How a program gets its store: create and connect, in a cluster or with an embedded one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import contextlib
 import logging
 import operator
 import threading
-from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
 from asyncps import optim
 from asyncps.config import Config, in_cluster, refuse_unknown
 from asyncps.core import Core
-from asyncps.embedded import Scope, embed, embed_alone, embedded_config
+from asyncps.embedded import Scope, embed_alone
 from asyncps.errors import ConfigError, NotYetError
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.localstore import LocalStore
@@ -25,8 +24,6 @@ from asyncps.roles.worker import Worker
 from asyncps.state.agreements import MAX_STALENESS
 from asyncps.transport.network import Network, TcpNetwork
 from asyncps.values import check_name
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ def create(type: str = "local", *, name: str = "default", **options: Any) -> KVS
         NotYetError: A documented one that this version does not have.
         RendezvousTimeout: Not everybody came.
     """
-    kind, store, settings = _checked(type, name, options)
+    kind, store, settings = checked(type, name, options)
     if kind in LOCAL_TYPES:
         return LocalStore(kind, reduce=store.reduce, multi_precision=store.multi_precision)
     with _process_lock:
@@ -88,7 +85,7 @@ class connect:
     """
 
     def __init__(self, type: str = "dist_sync", *, name: str = "default", **options: Any) -> None:
-        kind, self._store, self._settings = _checked(type, name, options)
+        kind, self._store, self._settings = checked(type, name, options)
         if kind in LOCAL_TYPES:
             raise ConfigError("a local store has nothing to await", expected="asyncps.create")
         self._name = name
@@ -127,122 +124,6 @@ class connect:
             await self._stack.__aexit__(kind, error, trace)
 
 
-class LocalCluster:
-    """Scheduler, servers and workers in this process, for tests and notebooks.
-
-    Args:
-        servers: How many.
-        workers: How many.
-        transport: "memory", or "tcp" for real sockets on loopback.
-        settings: Of `asyncps.config.Config`, by name.
-
-    Example:
-        >>> with asyncps.LocalCluster(servers=2, workers=2) as cluster:
-        ...     results = cluster.run(train)  # train(store) in one thread a worker
-    """
-
-    def __init__(
-        self, servers: int = 1, workers: int = 1, transport: str = "memory", **settings: Any
-    ) -> None:
-        if transport not in ("memory", "tcp"):
-            raise ConfigError("unknown transport", expected="memory or tcp", got=repr(transport))
-        refuse_unknown(settings, ())
-        self._config = embedded_config(Config.from_env({}, **settings), servers, workers)
-        self._transport = transport
-        self._runtime: Runtime | None = None
-        self._scope: Scope | None = None
-        self._network: Network | None = None
-        self._ran = False
-
-    def __enter__(self) -> Self:
-        self._runtime = Runtime(loop_factory(self._config))
-        scope = self._scope = Scope(self._runtime.spawn)
-        try:
-            self._config, self._network = self._runtime.run(lambda: embed(
-                self._config, scope, self._config.num_servers, self._config.num_workers,
-                tcp=self._transport == "tcp",
-            ))
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def run(
-        self, work: Callable[[KVStore], T], type: str = "dist_sync", *, name: str = "default",
-        **options: Any,
-    ) -> list[T]:
-        """Run `work(store)` in one thread a worker; may be called once.
-
-        Returns:
-            The results in rank order.
-
-        Raises:
-            Whatever the first worker that failed (in rank order) raised.
-        """
-        if self._ran:
-            raise ConfigError("run may be called once: its workers have left the cluster",
-                              expected="a new LocalCluster")
-        kind, store, settings = _checked(type, name, options, self._config)
-        if kind in LOCAL_TYPES:
-            raise ConfigError("a cluster has no local stores", expected=", ".join(DIST_TYPES),
-                              got=kind)
-        self._ran = True
-        results: list[Any] = [None] * self._config.num_workers
-        errors: list[BaseException | None] = [None] * self._config.num_workers
-
-        def one(rank: int) -> None:
-            try:
-                with self.store(rank, name, store, settings) as opened:
-                    results[rank] = work(opened)
-            except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
-                errors[rank] = error
-
-        threads = [
-            threading.Thread(target=one, args=(rank,), name=f"asyncps worker {rank}")
-            for rank in range(self._config.num_workers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        failed = [error for error in errors if error is not None][:1]
-        errors.clear()
-        if failed:
-            raise failed.pop()  # its traceback leads here, and nothing here leads to it
-        return results
-
-    def store(
-        self, rank: int, name: str = "default", store: StoreConfig | None = None,
-        settings: Config | None = None,
-    ) -> KVStore:
-        """Join as one worker and return its store; all workers must, each in its own thread."""
-        runtime, scope, network = self._runtime, self._scope, self._network
-        if runtime is None or scope is None or network is None:
-            raise ConfigError("the cluster is not running", expected="with LocalCluster(...)")
-        check_name(name)
-        config = (settings or self._config).replace(role="worker", rank=rank)
-        wanted = store or agreement("dist_sync", "arrival", "sum")
-
-        async def join() -> Core:
-            worker = Worker(config, network, runtime.spawn)
-            scope.roles.append(worker)
-            await worker.start()
-            client = await worker.open_store(name, wanted)
-            return Core(worker, client, worker.shortcut(client))
-
-        core = runtime.run(join)
-        return KVStore(core, runtime, lambda well: _leave(core, runtime, well))
-
-    def _close(self) -> None:
-        assert self._runtime is not None
-        if self._scope is not None:
-            self._runtime.run(self._scope.close)
-        self._runtime.close()
-
-
 class _Home:
     """This process as one worker: its runtime, and its stores by name."""
 
@@ -277,7 +158,7 @@ class _Home:
             return
         if not well:
             self._scope.go_down()
-            self._runtime.run(lambda: _abandon(self._worker))
+            self._runtime.run(lambda: abandon(self._worker))
             self.close()
         elif self._cores:
             self._runtime.run(core.release)
@@ -323,7 +204,7 @@ _process: list[_Home] = []
 _process_lock = threading.Lock()
 
 
-def _checked(
+def checked(
     type: str, name: str, options: dict[str, Any], base: Config | None = None
 ) -> tuple[str, StoreConfig, Config]:
     """Check what a store is asked for by; return type, what workers must agree on, settings."""
@@ -391,9 +272,5 @@ def _join(settings: Config, clustered: bool) -> _Home:
         raise
 
 
-def _leave(core: Core, runtime: Runtime, well: bool) -> None:
-    runtime.run(lambda: core.close() if well else _abandon(core.worker))
-
-
-async def _abandon(worker: Worker) -> None:
+async def abandon(worker: Worker) -> None:
     worker.abandon()

@@ -84,6 +84,7 @@ ROOMS = (
     Room("asyncps.kvstore", 7.2, WIRE),
     Room("asyncps.embedded", 7.25, frozenset({"asyncps.protocol"})),
     Room("asyncps.cluster", 7.3, frozenset({"asyncps.protocol"})),  # it may choose a Channel
+    Room("asyncps.localcluster", 7.35, frozenset({"asyncps.protocol"})),  # and another
     Room("asyncps.trainer", 7.4, WIRE),
     Room("asyncps.distopt", 7.4, WIRE),
     Room("asyncps.integrations", 8),

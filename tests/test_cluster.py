@@ -144,6 +144,7 @@ def test_error_of_a_worker_is_raised_and_the_cluster_ends(transport: str) -> Non
     def train(store: Any) -> None:
         if store.rank == 1:
             raise ValueError("worker 1 has had enough")
+        store.barrier()  # ends with an error that follows from the first
 
     with asyncps.LocalCluster(servers=1, workers=2, transport=transport) as cluster:
         with pytest.raises(ValueError, match="worker 1 has had enough"):

@@ -140,6 +140,7 @@ def test_values_from_elsewhere_come_whole(tmp_path: Path) -> None:
         store.pushpull("w", grads_of(2, 0)[store.rank], out=out)
         store.save(tmp_path / "saved")
         saved = held(store)
+        store.barrier()
         if store.rank == 0:
             store.assign("w", np.full(SIZE, 0.3, "f4"))
         store.barrier()

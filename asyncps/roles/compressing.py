@@ -273,7 +273,7 @@ class _Large:
         try:
             g = _floats(self._view) if wide is None else wide.view(np.float32)
             payloads = coder.encode(codec, g, info.nbytes, pieces, take, seeds,
-                                    feedback=self._rule.feedback)
+                                    feedback=self._rule.feedback, shape=info.shape)
         finally:
             if wide is not None:
                 self._pool.give(wide)
@@ -368,7 +368,7 @@ class _Rows:
                 continue
             pieces = ((0, g.size),)
             (payload,) = coder.encode(codec, g, info.nbytes, pieces, _new, (own,),
-                                      feedback=self._rule.feedback)
+                                      feedback=self._rule.feedback, shape=info.shape)
             coding.undo.append(
                 partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,))
             )

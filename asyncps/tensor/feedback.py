@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asyncps.tensor.codecs import Codec, Elementwise, Floats, Pieces, Take
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Pieces, Stateful, Take
 from asyncps.tensor.pool import Bytes
 from asyncps_ext import quantize
 
@@ -40,6 +40,7 @@ class KeyCoder:
     Attributes:
         residual: What was not sent, float32[size]; None before the first push, and without
             feedback.
+        extra: What a `Stateful` codec keeps beside it, float32; None before its first push.
         pushes: How often it was encoded.
         before_bytes: Of the values that were encoded, as the key stores them.
         sent_bytes: Of what they became.
@@ -48,13 +49,14 @@ class KeyCoder:
     """
 
     __slots__ = (
-        "_bound", "_lock", "_rate", "before_bytes", "encode_s", "pushes", "residual", "sent_bytes",
-        "size", "skipped",
+        "_bound", "_lock", "_rate", "before_bytes", "encode_s", "extra", "pushes", "residual",
+        "sent_bytes", "size", "skipped",
     )
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.residual: Floats | None = None
+        self.extra: Floats | None = None
         self.pushes = 0
         self.before_bytes = 0
         self.sent_bytes = 0
@@ -112,7 +114,7 @@ class KeyCoder:
 
     def encode(
         self, codec: Codec, g: Floats, nbytes: int, pieces: Pieces, take: Take,
-        seeds: Sequence[int], *, feedback: bool = True,
+        seeds: Sequence[int], *, feedback: bool = True, shape: tuple[int, ...] = (),
     ) -> list[Bytes]:
         """Return what is sent, a payload a piece; see `Codec.encode`.
 
@@ -123,12 +125,33 @@ class KeyCoder:
             pieces, take, seeds: As `Codec.encode` has them.
             feedback: Whether what is not sent is kept; else it is dropped, that of earlier pushes
                 too.
+            shape: Of the key.
         """
         with self._lock:
             began = time.perf_counter()
-            payloads = codec.encode(g, self._kept(feedback), pieces, take, seeds)
+            kept = self._kept(feedback)
+            if isinstance(codec, Stateful):
+                payloads = self._encode_with(codec, g, kept, shape, pieces, take, seeds)
+            else:
+                payloads = codec.encode(g, kept, pieces, take, seeds)
             self._count(began, nbytes, sum(payload.nbytes for payload in payloads))
             return payloads
+
+    def _encode_with(
+        self, codec: Stateful, g: Floats, kept: Floats | None, shape: tuple[int, ...],
+        pieces: Pieces, take: Take, seeds: Sequence[int],
+    ) -> list[Bytes]:
+        size = codec.extra_size(shape)
+        if self.extra is None or self.extra.size != size:  # another codec's, if any
+            self.extra = np.zeros(size, np.float32)
+        if kept is None:  # what is not sent is lost
+            kept = np.zeros(self.size, np.float32)
+        self.pushes += 1
+        try:
+            return codec.encode_with(g, kept, self.extra, shape, self.pushes, pieces, take, seeds)
+        except BaseException:
+            self.pushes -= 1
+            raise
 
     def encode_piece(
         self, codec: Elementwise, g: Floats, begin: int, nbytes: int, payload: Bytes, *,

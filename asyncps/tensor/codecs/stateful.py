@@ -1,0 +1,35 @@
+"""A codec that keeps more of a key than what was not sent: a momentum, a factor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncps.tensor.codecs.base import Codec, Floats, Pieces, Take
+from asyncps.tensor.pool import Bytes
+
+
+class Stateful(Codec):
+    """One whose encoder has memory beside the residual, of each key."""
+
+    def extra_size(self, shape: tuple[int, ...]) -> int:
+        """Return how many float32 it keeps beside the residual, for a key of this shape."""
+        raise NotImplementedError
+
+    def encode_with(
+        self, g: Floats, residual: Floats, extra: Floats, shape: tuple[int, ...], push: int,
+        pieces: Pieces, take: Take, seeds: Sequence[int],
+    ) -> list[Bytes]:
+        """Return what is sent, a payload a piece, as `Codec.encode`.
+
+        Args:
+            g: float32[n], finite; only read.
+            residual: float32[n], read and written.
+            extra: float32[extra_size(shape)], read and written; zeros before the first push.
+            shape: Of the key.
+            push: How often this key was encoded by it, this time included, since the first push
+                or what a checkpoint says.
+            pieces, take, seeds: As `Codec.encode` has them.
+
+        If this raises, `residual` and `extra` are what they were, up to a rounding error.
+        """
+        raise NotImplementedError

@@ -19,8 +19,13 @@ cdef extern from "select_kernels.h" nogil:
     const aps_select_table *aps_select_table_at(int i) noexcept
     void aps_select_begin() noexcept
     int32_t aps_limit(float least) noexcept
-    void aps_topk(
-        const aps_select_table *t, const aps_u32 *x, Py_ssize_t n, Py_ssize_t k,
+    enum: APS_ITSELF, APS_SUM, APS_DIFFERENCE
+    ctypedef struct aps_source:
+        int made_by
+        aps_f32 *a
+        const aps_f32 *b
+    int aps_topk(
+        const aps_select_table *t, aps_source s, Py_ssize_t n, Py_ssize_t k,
         aps_u32 *indices, aps_u32 *values
     ) noexcept
 

@@ -4,6 +4,14 @@ from numpy.typing import NDArray
 def topk(
     x: NDArray[float32], k: int, indices: NDArray[uint32], values: NDArray[float32]
 ) -> None: ...
+def topk_sum(
+    x: NDArray[float32], g: NDArray[float32], k: int, indices: NDArray[uint32],
+    values: NDArray[float32],
+) -> None: ...
+def topk_difference(
+    x: NDArray[float32], y: NDArray[float32], k: int, indices: NDArray[uint32],
+    values: NDArray[float32],
+) -> None: ...
 def threshold(
     x: NDArray[float32], t: float, indices: NDArray[uint32], values: NDArray[float32]
 ) -> int: ...

@@ -109,23 +109,58 @@ cdef inline float least_of(double t) except? -1:
     return <float>t
 
 
-def topk(x, Py_ssize_t k, indices, values):
-    """The k elements of largest magnitude, of equal ones the first; indices ascend."""
-    check_chosen(x, indices, values)
-    cdef Py_ssize_t n = length(x)
+cdef int largest(
+    int made_by, object a, object b, Py_ssize_t k, object indices, object values
+) except -1:
+    cdef Py_ssize_t n = length(a)
     if k < 0 or k > n:
         raise ValueError(f"k must be from 0 to {n}, not {k}")
     if length(indices) != k:
         raise ValueError(f"indices has {length(indices)} elements, expected {k}")
-    cdef const aps_u32 *from_ = <const aps_u32 *>data(x)
+    cdef aps_source source
+    source.made_by = made_by
+    source.a = <aps_f32 *>data(a)
+    source.b = <const aps_f32 *>data(b)
     cdef aps_u32 *which = <aps_u32 *>data(indices)
     cdef aps_u32 *to = <aps_u32 *>data(values)
     cdef const aps_select_table *kernels = table
+    cdef int failed
     if n < SMALL_IF_SLOW:
-        aps_topk(kernels, from_, n, k, which, to)
+        failed = aps_topk(kernels, source, n, k, which, to)
     else:
         with nogil:
-            aps_topk(kernels, from_, n, k, which, to)
+            failed = aps_topk(kernels, source, n, k, which, to)
+    if failed:
+        raise MemoryError("no memory for a difference")
+    return 0
+
+
+def topk(x, Py_ssize_t k, indices, values):
+    """The k elements of largest magnitude, of equal ones the first; indices ascend."""
+    check_chosen(x, indices, values)
+    largest(APS_ITSELF, x, x, k, indices, values)
+
+
+def topk_sum(x, g, Py_ssize_t k, indices, values):
+    """x += g, and then topk of x."""
+    check_f32(x, "x", True)
+    check_f32(g, "g", False)
+    check_like(g, "g", x, "x")
+    check_apart(x, "x", g, "g", False)
+    check_apart(g, "g", indices, "indices", False)
+    check_apart(g, "g", values, "values", False)
+    check_chosen(x, indices, values)
+    largest(APS_SUM, x, g, k, indices, values)
+
+
+def topk_difference(x, y, Py_ssize_t k, indices, values):
+    """topk of x - y, which is made nowhere."""
+    check_f32(y, "y", False)
+    check_chosen(x, indices, values)
+    check_like(y, "y", x, "x")
+    check_apart(y, "y", indices, "indices", False)
+    check_apart(y, "y", values, "values", False)
+    largest(APS_DIFFERENCE, x, y, k, indices, values)
 
 
 def threshold(x, double t, indices, values):

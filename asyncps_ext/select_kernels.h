@@ -194,15 +194,74 @@ static void aps_collect(const aps_select_table *t, const aps_u32 *x, ptrdiff_t n
  * A sample says what the k-th magnitude is about. What lies above a slightly smaller one is picked
  * in one pass, and the search goes on among these few. When that fails (the sample misleads, or too
  * many magnitudes are equal) all elements are searched; the result is the same.
+ *
+ * What is searched may have to be made of two arrays: then that is done in the same pass, by blocks
+ * that stay in the cache.
  */
 #define APS_SAMPLE_FROM 65536
 #define APS_SAMPLE_MOST 16384
+#define APS_SAMPLE_RUN 4 /* neighbours that are looked at together: they come in one line */
+#define APS_BLOCK 2048
 
-/* Whether it has been done. */
-static int aps_topk_by_sample(const aps_select_table *t, const aps_u32 *x, ptrdiff_t n,
+enum { APS_ITSELF, APS_SUM, APS_DIFFERENCE };
+
+/* The elements of a; or a += b, which becomes a; or a - b, which is kept nowhere. */
+typedef struct {
+    int made_by;
+    aps_f32 *a;
+    const aps_f32 *b;
+} aps_source;
+
+/* Make the elements from..from+n-1 and return them; of a difference in `room`. */
+static const aps_u32 *aps_made(const aps_source *s, ptrdiff_t from, ptrdiff_t n, aps_f32 *room)
+{
+    aps_f32 *a = s->a + from;
+    if (s->made_by == APS_ITSELF)
+        return (const aps_u32 *)(const void *)a;
+    const aps_f32 *b = s->b + from;
+    if (s->made_by == APS_SUM) {
+        APS_INDEPENDENT
+        for (ptrdiff_t i = 0; i < n; i++)
+            a[i] = a[i] + b[i];
+        return (const aps_u32 *)(const void *)a;
+    }
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++)
+        room[i] = a[i] - b[i];
+    return (const aps_u32 *)(const void *)room;
+}
+
+/* Make all, and pick what lies above limit; -1 when that is more than there is room for. A sum is
+ * complete behind this, whatever is returned.
+ */
+static ptrdiff_t aps_scan(const aps_select_table *t, aps_source *s, ptrdiff_t n, int32_t limit,
+                          aps_u32 *indices, aps_u32 *values, ptrdiff_t room)
+{
+    aps_f32 made[APS_BLOCK];
+    ptrdiff_t count = 0;
+    if (s->made_by == APS_ITSELF)
+        return t->pick((const aps_u32 *)(const void *)s->a, 0, n, limit, indices, values, 0, room);
+    for (ptrdiff_t at = 0; at < n; at += APS_BLOCK) {
+        const ptrdiff_t many = n - at < APS_BLOCK ? n - at : APS_BLOCK;
+        const aps_u32 *x = aps_made(s, at, many, made);
+        if (count < 0)
+            continue;
+        const ptrdiff_t before = count;
+        count = t->pick(x, 0, many, limit, indices, values, count, room);
+        for (ptrdiff_t i = before; i < count; i++)
+            indices[i] += (uint32_t)at;
+    }
+    if (s->made_by == APS_SUM)
+        s->made_by = APS_ITSELF;
+    return count;
+}
+
+/* Whether it has been done. If not, a sum may have been made: then s says so. */
+static int aps_topk_by_sample(const aps_select_table *t, aps_source *s, ptrdiff_t n,
                               ptrdiff_t k, aps_u32 *indices, aps_u32 *values)
 {
-    const ptrdiff_t size = n / 64 < APS_SAMPLE_MOST ? n / 64 : APS_SAMPLE_MOST;
+    const ptrdiff_t most = n / 64 < APS_SAMPLE_MOST ? n / 64 : APS_SAMPLE_MOST;
+    const ptrdiff_t size = most - most % APS_SAMPLE_RUN;
     const double share = (double)size / (double)n;
     double rank = (double)k * share; /* of the k-th within the sample, and what chance adds to it */
     rank = rank + 4.0 * sqrt(rank) + 8.0;
@@ -214,13 +273,22 @@ static int aps_topk_by_sample(const aps_select_table *t, const aps_u32 *x, ptrdi
         return 0;
     aps_u32 *places = few + (room > size ? room : size);
     /* Multiples of the golden ratio are spread evenly and in step with no rows of a matrix. */
-    for (ptrdiff_t i = 0; i < size; i++) {
+    for (ptrdiff_t i = 0; i < size; i += APS_SAMPLE_RUN) {
         const uint64_t spread = (uint64_t)i * 0x9E3779B97F4A7C15u >> 32;
-        few[i] = x[spread * (uint64_t)n >> 32];
+        const ptrdiff_t at = (ptrdiff_t)(spread * (uint64_t)(n - APS_SAMPLE_RUN) >> 32);
+        for (ptrdiff_t j = 0; j < APS_SAMPLE_RUN; j++) {
+            const float a = s->a[at + j];
+            const float made = s->made_by == APS_ITSELF ? a
+                               : s->made_by == APS_SUM  ? a + s->b[at + j]
+                                                        : a - s->b[at + j];
+            memcpy(&few[i + j], &made, sizeof made);
+        }
     }
     const int32_t about = (int32_t)aps_find(few, size, (ptrdiff_t)rank).least;
-    ptrdiff_t count = t->pick(x, 0, n, about - 1, places, few, 0, room);
-    if (count < 0) { /* many are equal to it; then it is the k-th, or those above are few */
+    ptrdiff_t count = aps_scan(t, s, n, about - 1, places, few, room);
+    if (count < 0 && s->made_by != APS_DIFFERENCE) {
+        /* Many are equal to it; then it is the k-th, or those above are few. */
+        const aps_u32 *x = (const aps_u32 *)(const void *)s->a;
         const ptrdiff_t over = t->above(x, n, about);
         if (over < k) {
             const int is_enough = t->above(x, n, about - 1) >= k;
@@ -242,14 +310,22 @@ static int aps_topk_by_sample(const aps_select_table *t, const aps_u32 *x, ptrdi
     return count >= k;
 }
 
-static void aps_topk(const aps_select_table *t, const aps_u32 *x, ptrdiff_t n, ptrdiff_t k,
-                     aps_u32 *indices, aps_u32 *values)
+/* Of what s makes, which is made even if k is 0; -1 when there is no memory for a difference. */
+static int aps_topk(const aps_select_table *t, aps_source s, ptrdiff_t n, ptrdiff_t k,
+                    aps_u32 *indices, aps_u32 *values)
 {
-    if (k == 0)
-        return;
-    if (n >= APS_SAMPLE_FROM && aps_topk_by_sample(t, x, n, k, indices, values))
-        return;
-    aps_collect(t, x, n, aps_find(x, n, k), indices, values, k);
+    if (k > 0 && n >= APS_SAMPLE_FROM && aps_topk_by_sample(t, &s, n, k, indices, values))
+        return 0;
+    if (k == 0 && s.made_by != APS_SUM)
+        return 0;
+    aps_f32 *room = NULL;
+    if (s.made_by == APS_DIFFERENCE && (room = malloc((size_t)n * sizeof *room)) == NULL)
+        return -1;
+    const aps_u32 *x = aps_made(&s, 0, n, room);
+    if (k > 0)
+        aps_collect(t, x, n, aps_find(x, n, k), indices, values, k);
+    free(room);
+    return 0;
 }
 
 #endif

@@ -26,6 +26,7 @@ from asyncps.tensor.codecs import (
     HEAD_BYTES,
     Codec,
     Floats,
+    Sparse,
     checked,
     made,
     parse_head,
@@ -102,7 +103,7 @@ def wished(
 
 
 @lru_cache(maxsize=256)
-def _codec_of(words: bytes, expected: int) -> Codec:
+def _codec_of(words: bytes, expected: int) -> Sparse:
     """Return the codec that a worker names, of so many elements."""
     told, elements, _ = parse_head(words[:HEAD_BYTES], BY_NUMBER)
     if elements != expected or told.name not in DELTAS:
@@ -110,10 +111,12 @@ def _codec_of(words: bytes, expected: int) -> Codec:
                                   expected=f"{', '.join(DELTAS)}; {expected} elements")
     (amount,) = _AMOUNT.unpack_from(words, HEAD_BYTES)
     try:
-        return made(checked({"type": told.name, "values": "f16" if told.half else "f32",
-                             DELTAS[told.name]: amount}))
+        codec = made(checked({"type": told.name, "values": "f16" if told.half else "f32",
+                              DELTAS[told.name]: amount}))
     except ConfigError as wrong:
         raise RemoteProtocolError(str(wrong)) from None
+    assert isinstance(codec, Sparse)  # as all of DELTAS
+    return codec
 
 
 class Delta:
@@ -129,7 +132,7 @@ class Delta:
     __slots__ = ("_connection", "codec", "known", "words")
     flag = int(Flag.DELTA)
 
-    def __init__(self, codec: Codec, words: bytes, known: int, connection: object) -> None:
+    def __init__(self, codec: Sparse, words: bytes, known: int, connection: object) -> None:
         self._connection = connection
         self.codec = codec
         self.words = words
@@ -231,14 +234,8 @@ class Base:
         if self.values is None:
             self.values = value.copy()
         else:
-            lacks = unit.pool.take(unit.size)
-            try:
-                with np.errstate(all="ignore"):  # of infinities; they travel
-                    x = np.subtract(value, self.values, out=lacks.view(np.float32))
-                seed = seed_of(number, self.number + 1)
-                (payload,) = wish.codec.encode(x, None, [(0, x.size)], _new, [seed])
-            finally:
-                unit.pool.give(lacks)
+            seed = seed_of(number, self.number + 1)
+            payload = wish.codec.encode_difference(value, self.values, unit.pool, seed)
             if self._is_lent:
                 self.values = self.values.copy()
             wish.codec.add(self.values, payload, seed)
@@ -261,7 +258,3 @@ class Base:
         self._is_lent = True
         head = ANSWER.pack(self.number, 1, 0)
         return [memoryview(head), self.values.view(np.uint8).data]
-
-
-def _new(size: int) -> Bytes:
-    return np.empty(size, np.uint8)

@@ -6,30 +6,26 @@ it later, before it has a clock, has its values put back into the residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncps.errors import NotYetError
 from asyncps.protocol.messages import Key, StoreConfig
-from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.coders import Coders
+from asyncps.roles.coding import Coding, Large, Rows
 from asyncps.roles.landing import FLAGS
-from asyncps.roles.nonfinite import is_skipped
-from asyncps.roles.operation import Operation
 from asyncps.roles.plan import bound_of
 from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
-from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
+from asyncps.tensor.codecs import Take
 from asyncps.tensor.feedback import KeyCoder
-from asyncps.tensor.pool import Bytes, SharedPool
-from asyncps_ext.seeds import seed_of
+from asyncps.tensor.pool import SharedPool
 
 if TYPE_CHECKING:
-    from asyncps.roles.plan import KeyInfo, Plan, SlabPlan
+    from asyncps.roles.plan import KeyInfo, Plan
 
 _MOST = 1 << 32  # elements of a key: indices are u32
 
@@ -179,12 +175,12 @@ class Compression:
                 nothing was encoded, no residual changed.
         """
         jobs = [
-            (place, _Large(info, rule, self.coder(info, rule), large[place], pool, self._seed))
+            (place, Large(info, rule, self.coder(info, rule), large[place], pool, self._seed))
             for place, ((_, info), rule) in enumerate(zip(plan.large, plan.rules, strict=True))
             if rule is not None
         ]
         rows = [
-            (place, _Rows(slab, plan, self, slabs[place]))
+            (place, Rows(slab, plan, self, slabs[place]))
             for place, slab in enumerate(plan.slabs) if slab.rule is not None
         ]
         for _, one in jobs:
@@ -196,7 +192,7 @@ class Compression:
             for place, one in jobs:
                 large[place] = (
                     one.skip() if one.skipped
-                    else one.later(take, coding) if lent and isinstance(one.codec, Elementwise)
+                    else one.later(take, coding) if lent and one.may_wait
                     else one.encode(take, coding)
                 )
             for place, some in rows:
@@ -205,190 +201,3 @@ class Compression:
             coding.put_back()
             raise
         return coding
-
-
-class Coding:
-    """What one call has encoded, until it is known that it will be sent."""
-
-    def __init__(self) -> None:
-        self.undo: list[Callable[[], None]] = []
-        self.sent_bytes = 0
-
-    def watch(self, op: Operation) -> None:
-        """Put all back if the call ends before it was given a clock."""
-        op.on_end(lambda ended: None if ended.counted else self.put_back())
-
-    def put_back(self) -> None:
-        """Let the residuals be what they would be without this call."""
-        undo, self.undo = self.undo, []
-        for each in undo:
-            each()
-
-
-class _Large:
-    """A large key of a call."""
-
-    def __init__(
-        self, info: KeyInfo, rule: Rule, coder: KeyCoder, view: memoryview, pool: SharedPool,
-        seed: tuple[str, int],
-    ) -> None:
-        self.codec = rule.codec
-        self._info = info
-        self._rule = rule
-        self._coder = coder
-        self._view = view
-        self._pool = pool
-        self._seed = seed
-        self.skipped = False
-
-    def check(self, rank: int) -> None:
-        """Refuse a NaN or an infinity, or take note that it is to be skipped."""
-        wide = self._widened()
-        try:
-            self.skipped = is_skipped(
-                self._coder, _floats(self._view) if wide is None else wide.view(np.float32),
-                self._info.key, rank, skip=self._rule.skips)
-        finally:
-            if wide is not None:
-                self._pool.give(wide)
-
-    def skip(self) -> CodedKey:
-        """Let all chunks say that there is no gradient."""
-        size = self._info.dtype.itemsize
-        return CodedKey({piece.start: Payload(Skip().head(piece.size // size, 0), memoryview(b""))
-                         for _, piece in self._info.pieces})
-
-    def encode(self, take: Take, coding: Coding) -> CodedKey:
-        """Encode it."""
-        info, coder, codec = self._info, self._coder, self.codec
-        size = info.dtype.itemsize
-        places = [(piece.start, piece.start + piece.size) for _, piece in info.pieces]
-        pieces = [(begin // size, stop // size) for begin, stop in places]
-        heads, seeds = [0] * len(pieces), [0] * len(pieces)
-        if codec.is_seeded:
-            push = coder.next_push()
-            heads = [seed_of(*self._seed, info.key, push, begin) for begin, _ in pieces]
-            seeds = [seed_of(head, 0) for head in heads]
-        wide = self._widened()
-        try:
-            g = _floats(self._view) if wide is None else wide.view(np.float32)
-            payloads = coder.encode(codec, g, info.nbytes, pieces, take, seeds,
-                                    feedback=self._rule.feedback, shape=info.shape)
-        finally:
-            if wide is not None:
-                self._pool.give(wide)
-        coding.undo.append(partial(coder.put_back, codec, info.nbytes, pieces, payloads, seeds))
-        coding.sent_bytes += sum(payload.nbytes for payload in payloads)
-        return CodedKey({
-            begin: Payload(codec.head(stop - start, head), payload.data)
-            for (begin, _), (start, stop), head, payload in zip(
-                places, pieces, heads, payloads, strict=True)
-        })
-
-    def later(self, take: Take, coding: Coding) -> LazyKey:
-        """Take memory for what it becomes, and encode each chunk when it is sent.
-
-        Nothing can refuse a chunk any more then, so there is nothing to put back.
-        """
-        info, codec = self._info, self.codec
-        assert isinstance(codec, Elementwise)
-        size = info.dtype.itemsize
-        pieces = [(piece.start, piece.start + piece.size) for _, piece in info.pieces]
-        counts = [(stop - begin) // size for begin, stop in pieces]
-        payloads = cut_room(take, [codec.nbytes(count) or 0 for count in counts])
-        coding.sent_bytes += sum(payload.nbytes for payload in payloads)
-
-        def encode(place: int) -> Bytes:
-            begin, stop = pieces[place]
-            wide = self._widened(begin, stop)
-            try:
-                g = _floats(self._view[begin:stop]) if wide is None else wide.view(np.float32)
-                self._coder.encode_piece(codec, g, begin // size, stop - begin, payloads[place],
-                                         feedback=self._rule.feedback)
-            finally:
-                if wide is not None:
-                    self._pool.give(wide)
-            return payloads[place]
-
-        return LazyKey({begin: place for place, (begin, _) in enumerate(pieces)},
-                       lambda place: codec.head(counts[place], 0), encode)
-
-    def _widened(self, begin: int = 0, stop: int | None = None) -> Bytes | None:
-        """Return bytes of an f16 or bf16 value as f32, in memory of the pool; None for f32."""
-        dtype = dtypes.by_name(self._info.spec.dtype)
-        if dtype.widen is None:
-            return None
-        view = self._view[begin:stop]
-        wide = self._pool.take(len(view) // dtype.itemsize * 4)
-        dtype.widen(wide.view(np.float32), np.frombuffer(view, np.uint16))
-        return wide
-
-
-class _Rows:
-    """The keys of a call that live in one slab and have one rule."""
-
-    def __init__(self, slab: SlabPlan, plan: Plan, owner: Compression, rows: Bytes) -> None:
-        assert slab.rule is not None
-        self._slab = slab
-        self._infos = [plan.infos[index] for index in slab.indices]
-        self._coders = [owner.coder(info, slab.rule) for info in self._infos]
-        self._codec: Codec = slab.rule.codec
-        self._rule = slab.rule
-        self._skipped: set[int] = set()  # places of rows
-        dtype = dtypes.by_name(self._infos[0].spec.dtype)
-        self._g: Floats = rows.view(np.float32) if dtype.widen is None else np.empty(
-            rows.nbytes // dtype.itemsize, np.float32)
-        if dtype.widen is not None:
-            dtype.widen(self._g, rows.view(np.uint16))
-        self._counts = [info.nbytes // dtype.itemsize for info in self._infos]
-
-    def check(self, rank: int) -> None:
-        """Refuse a NaN or an infinity, or take note of the rows that are to be skipped."""
-        for place, (info, coder, row) in enumerate(
-            zip(self._infos, self._coders, self._rows(), strict=True)
-        ):
-            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips):
-                self._skipped.add(place)
-
-    def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
-        """Encode them, one behind the other."""
-        codec, slab = self._codec, self._slab
-        frame = 0
-        seeds = [0] * len(self._coders)
-        if codec.is_seeded:
-            push = max(coder.next_push() for coder in self._coders)
-            frame = seed_of(*seed, slab.unit.number, push)
-            seeds = [seed_of(frame, row) for row in slab.rows]
-        payloads: list[Bytes] = []
-        for place, (info, coder, g, own) in enumerate(
-            zip(self._infos, self._coders, self._rows(), seeds, strict=True)
-        ):
-            if place in self._skipped:
-                payloads.append(_new(0))
-                continue
-            pieces = ((0, g.size),)
-            (payload,) = coder.encode(codec, g, info.nbytes, pieces, _new, (own,),
-                                      feedback=self._rule.feedback, shape=info.shape)
-            coding.undo.append(
-                partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,))
-            )
-            payloads.append(payload)
-        room = take(sum(payload.nbytes for payload in payloads))
-        np.concatenate(payloads, out=room)
-        coding.sent_bytes += room.nbytes
-        return CodedRows(codec, self._counts, payloads, room, frame, self._skipped)
-
-    def _rows(self) -> list[Floats]:
-        found, begin = [], 0
-        for count in self._counts:
-            found.append(self._g[begin : begin + count])
-            begin += count
-        return found
-
-
-def _new(size: int) -> Bytes:
-    return np.empty(size, np.uint8)
-
-
-def _floats(view: memoryview) -> Floats:
-    return np.frombuffer(view, np.float32)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,22 +107,54 @@ def refuse_foreign(target: Path) -> None:
             if (above / META).is_file():
                 raise CheckpointError("inside of another checkpoint, which a later save replaces",
                                       expected="a folder beside it", got=target)
-        if not os.path.lexists(target):
-            return
-        if target.is_symlink() or not target.is_dir():
-            raise CheckpointError("something else stands where a checkpoint shall", got=target)
-        there = {path.name for path in target.iterdir()}
-        if there:
-            if META not in there:
-                raise CheckpointError("something else stands where a checkpoint shall", got=target)
-            read_meta((target / META).read_bytes, target / META)
-            foreign = sorted(there - FILES)
-            if foreign:
-                raise CheckpointError("something else stands in the checkpoint to be replaced",
-                                      expected=", ".join(sorted(FILES)), got=target / foreign[0])
+        while os.path.lexists(target):
+            try:
+                with _opened(target) as folder:
+                    try:
+                        return _refuse_foreign_files(folder, target)
+                    except CheckpointError:
+                        if _is_still(folder, target):
+                            raise
+            except FileNotFoundError:
+                pass
+            # Another writer has replaced it meanwhile, and removes what we looked at.
     except OSError as error:
         raise CheckpointError(f"a checkpoint could not be written: {error.strerror}",
                               got=target) from error
+
+
+def _refuse_foreign_files(folder: int, target: Path) -> None:
+    there = set(os.listdir(folder))
+    if not there:
+        return
+    if META not in there:
+        raise CheckpointError("something else stands where a checkpoint shall", got=target)
+    read_meta((target / META).read_bytes, target / META)
+    foreign = sorted(there - FILES)
+    if foreign:
+        raise CheckpointError("something else stands in the checkpoint to be replaced",
+                              expected=", ".join(sorted(FILES)), got=target / foreign[0])
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError:  # a link too
+        raise CheckpointError("something else stands where a checkpoint shall",
+                              got=folder) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_still(descriptor: int, path: Path) -> bool:
+    """Tell whether a path still leads to an open folder, whose number nobody else has meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def clocks_of(meta: Mapping[str, Any]) -> dict[Key, int]:

@@ -38,6 +38,8 @@ __all__ = [
     "take_f16",
     "threshold",
     "topk",
+    "topk_difference",
+    "topk_sum",
 ]
 
 Floats = NDArray[np.float32]
@@ -66,10 +68,7 @@ def topk(x: Floats, k: int, indices: Indices, values: Floats) -> None:
     does without, more slowly, with the same result.
     """
     _check_chosen(x, indices, values)
-    if not 0 <= k <= x.size:
-        raise ValueError(f"k must be from 0 to {x.size}, not {k}")
-    if indices.size != k:
-        raise ValueError(f"indices has {indices.size} elements, expected {k}")
+    _check_count(x, k, indices)
     if k == 0:
         return
     size = _bits(x) & _MAGNITUDE
@@ -78,6 +77,54 @@ def topk(x: Floats, k: int, indices: Indices, values: Floats) -> None:
     ties = np.flatnonzero(size == least)
     is_chosen[ties[: k - int(is_chosen.sum())]] = True
     _choose(x, is_chosen, indices, values)
+
+
+def topk_sum(x: Floats, g: Floats, k: int, indices: Indices, values: Floats) -> None:
+    """x += g, rounded to float32; then as `topk` of x.
+
+    Args:
+        x: float32 of n elements, written, even if k is 0.
+        g: float32 of n elements.
+        k, indices, values: As `topk` has them. If they are refused x is what it was.
+    """
+    _check_floats(x, "x", written=True)
+    _check_floats(g, "g")
+    check_like(g, "g", x, "x")
+    check_apart(x, "x", g, "g")
+    check_apart(g, "g", indices, "indices")
+    check_apart(g, "g", values, "values")
+    _check_chosen(x, indices, values)
+    _check_count(x, k, indices)
+    with np.errstate(all="ignore"):
+        x += g
+    topk(x, k, indices, values)
+
+
+def topk_difference(x: Floats, y: Floats, k: int, indices: Indices, values: Floats) -> None:
+    """As `topk` of x - y, each rounded to float32; neither is written.
+
+    Args:
+        x, y: float32 of n elements.
+        k, indices, values: As `topk` has them.
+
+    Raises:
+        MemoryError: Where a sample does not tell (see `topk`) 4 bytes an element are borrowed, and
+            there are none.
+    """
+    _check_floats(y, "y")
+    _check_chosen(x, indices, values)
+    check_like(y, "y", x, "x")
+    check_apart(y, "y", indices, "indices")
+    check_apart(y, "y", values, "values")
+    with np.errstate(all="ignore"):
+        topk(x - y, k, indices, values)
+
+
+def _check_count(x: Floats, k: int, indices: Indices) -> None:
+    if not 0 <= k <= x.size:
+        raise ValueError(f"k must be from 0 to {x.size}, not {k}")
+    if indices.size != k:
+        raise ValueError(f"indices has {indices.size} elements, expected {k}")
 
 
 def threshold(x: Floats, t: float, indices: Indices, values: Floats) -> int:

@@ -12,6 +12,7 @@ from asyncps.tensor.codecs.base import (
 )
 from asyncps.tensor.codecs.options import BY_NUMBER, DELTAS, KINDS, checked, made
 from asyncps.tensor.codecs.skip import Skip
+from asyncps.tensor.codecs.sparse import Sparse
 from asyncps.tensor.codecs.stateful import Stateful
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Floats",
     "Pieces",
     "Skip",
+    "Sparse",
     "Stateful",
     "Take",
     "checked",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncps.tensor.codecs.base import Codec, Floats, Pieces, Take, cut_room, viewed
-from asyncps.tensor.pool import Bytes
+from asyncps.tensor.pool import Bytes, Pool
 from asyncps_ext import quantize, reduce, select, sparse
 
 Indices = npt.NDArray[np.uint32]
@@ -44,6 +44,34 @@ class Sparse(Codec):
         """Return which values of the whole key are sent, ascending, and what they are."""
         raise NotImplementedError
 
+    def choose_of_sum(
+        self, residual: Floats, g: Floats, pieces: Pieces, seeds: Sequence[int]
+    ) -> tuple[Indices, Floats]:
+        """Let residual += g, and `choose` of that; if this raises, the residual is as it was."""
+        reduce.add(residual, g)
+        try:
+            return self.choose(residual, pieces, seeds)
+        except BaseException:
+            residual -= g
+            raise
+
+    def encode_difference(self, value: Floats, base: Floats, pool: Pool, seed: int) -> Bytes:
+        """Return what is sent of value - base, of one piece; what is not is kept nowhere.
+
+        Args:
+            value, base: float32[n], only read.
+            pool: Lends memory meanwhile.
+            seed: As `encode` has it.
+        """
+        room = pool.take(value.nbytes)
+        try:
+            with np.errstate(all="ignore"):  # of infinities; they travel
+                x = np.subtract(value, base, out=room.view(np.float32))
+            (payload,) = self.encode(x, None, [(0, x.size)], _new, [seed])
+        finally:
+            pool.give(room)
+        return payload
+
     @property
     def _value_bytes(self) -> int:
         return 2 if self.half else 4
@@ -57,16 +85,12 @@ class Sparse(Codec):
         seeds: Sequence[int],
     ) -> list[Bytes]:
         """As `Codec.encode`."""
-        x = g
-        if residual is not None:
-            reduce.add(residual, g)
-            x = residual
+        if residual is None:
+            indices, values = self.choose(g, pieces, seeds)
+        else:
+            indices, values = self.choose_of_sum(residual, g, pieces, seeds)
         try:
-            indices, values = self.choose(x, pieces, seeds)
-            sent: npt.NDArray[Any] = values
-            if self.half:
-                sent = np.empty(values.size, np.uint16)
-                quantize.encode_f16(sent, None, values)
+            sent = self._as_sent(values)
             payloads = self._cut(indices, sent, pieces, take)
             # Only now, and at once, does the residual lose what is sent.
             if residual is not None and self.half:
@@ -79,9 +103,23 @@ class Sparse(Codec):
             raise
         return payloads
 
+    def _as_sent(self, values: Floats) -> npt.NDArray[Any]:
+        if not self.half:
+            return values
+        sent = np.empty(values.size, np.uint16)
+        quantize.encode_f16(sent, None, values)
+        return sent
+
     def _cut(
         self, indices: Indices, sent: npt.NDArray[Any], pieces: Pieces, take: Take
     ) -> list[Bytes]:
+        if len(pieces) == 1:
+            payload = take((self.index_bytes + self._value_bytes) * sent.size)
+            middle = self.index_bytes * sent.size
+            if middle:
+                payload[:middle] = indices.view(np.uint8)
+            payload[middle:] = sent.view(np.uint8)
+            return [payload]
         edges = np.searchsorted(indices, [stop for _, stop in pieces]).tolist()
         begins = [0, *edges]
         each = self.index_bytes + self._value_bytes
@@ -147,10 +185,28 @@ class TopK(Sparse):
         self, x: Floats, pieces: Pieces, seeds: Sequence[int]
     ) -> tuple[Indices, Floats]:
         """As `Sparse.choose`."""
-        count = count_of(self._ratio, x.size)
-        indices, values = np.empty(count, np.uint32), np.empty(count, np.float32)
-        select.topk(x, count, indices, values)
+        indices, values = self._room(x.size)
+        select.topk(x, values.size, indices, values)
         return indices, values
+
+    def choose_of_sum(
+        self, residual: Floats, g: Floats, pieces: Pieces, seeds: Sequence[int]
+    ) -> tuple[Indices, Floats]:
+        """As `Sparse.choose_of_sum`, in one pass over both."""
+        indices, values = self._room(g.size)
+        select.topk_sum(residual, g, values.size, indices, values)
+        return indices, values
+
+    def encode_difference(self, value: Floats, base: Floats, pool: Pool, seed: int) -> Bytes:
+        """As `Sparse.encode_difference`, without the difference in memory."""
+        indices, values = self._room(value.size)
+        select.topk_difference(value, base, values.size, indices, values)
+        (payload,) = self._cut(indices, self._as_sent(values), [(0, value.size)], _new)
+        return payload
+
+    def _room(self, n: int) -> tuple[Indices, Floats]:
+        count = count_of(self._ratio, n)
+        return np.empty(count, np.uint32), np.empty(count, np.float32)
 
 
 class Threshold(Sparse):
@@ -215,3 +271,7 @@ class RandomK(Sparse):
         indices = np.empty(values.size, np.uint32)
         select.random_indices(seed, n, values.size, indices)
         return indices, values
+
+
+def _new(size: int) -> Bytes:
+    return np.empty(size, np.uint8)

@@ -1,0 +1,267 @@
+"""The encoding of one call's values at a worker: large keys, rows of slabs, and how to undo it.
+
+What is encoded in the caller's thread is put back if the call ends before it has a clock. What the
+call lends may wait until it is sent: then the loop encodes it, and servers have work meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
+from asyncps.roles.nonfinite import is_skipped
+from asyncps.roles.operation import Operation
+from asyncps.tensor import dtypes
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
+from asyncps.tensor.feedback import KeyCoder
+from asyncps.tensor.pool import Bytes, SharedPool
+from asyncps_ext.seeds import seed_of
+
+if TYPE_CHECKING:
+    from asyncps.roles.compressing import Compression, Rule
+    from asyncps.roles.plan import KeyInfo, Plan, SlabPlan
+
+_MOST_AT_ONCE = 4 << 20  # bytes of a key that the loop encodes at once, in a millisecond or few
+
+
+class Coding:
+    """What one call has encoded, until it is known that it will be sent."""
+
+    def __init__(self) -> None:
+        self.undo: list[Callable[[], None]] = []
+        self.sent_bytes = 0
+
+    def watch(self, op: Operation) -> None:
+        """Put all back if the call ends before it was given a clock."""
+        op.on_end(lambda ended: None if ended.counted else self.put_back())
+
+    def put_back(self) -> None:
+        """Let the residuals be what they would be without this call."""
+        undo, self.undo = self.undo, []
+        for each in undo:
+            each()
+
+
+class _Cuts(NamedTuple):
+    """How a large key is cut.
+
+    Attributes:
+        places: The first byte of each chunk.
+        pieces: The first element of each, and the one behind the last.
+        heads, seeds: What random places of each are drawn from, as it travels and as it is used.
+    """
+
+    places: list[int]
+    pieces: list[tuple[int, int]]
+    heads: list[int]
+    seeds: list[int]
+
+
+class Large:
+    """A large key of a call."""
+
+    def __init__(
+        self, info: KeyInfo, rule: Rule, coder: KeyCoder, view: memoryview, pool: SharedPool,
+        seed: tuple[str, int],
+    ) -> None:
+        self.codec = rule.codec
+        self._info = info
+        self._rule = rule
+        self._coder = coder
+        self._view = view
+        self._pool = pool
+        self._seed = seed
+        self.skipped = False
+
+    def check(self, rank: int) -> None:
+        """Refuse a NaN or an infinity, or take note that it is to be skipped."""
+        wide = self._widened()
+        try:
+            self.skipped = is_skipped(
+                self._coder, _floats(self._view) if wide is None else wide.view(np.float32),
+                self._info.key, rank, skip=self._rule.skips)
+        finally:
+            if wide is not None:
+                self._pool.give(wide)
+
+    def skip(self) -> CodedKey:
+        """Let all chunks say that there is no gradient."""
+        size = self._info.dtype.itemsize
+        return CodedKey({piece.start: Payload(Skip().head(piece.size // size, 0), memoryview(b""))
+                         for _, piece in self._info.pieces})
+
+    def encode(self, take: Take, coding: Coding) -> CodedKey:
+        """Encode it."""
+        codec, info, cuts = self.codec, self._info, self._cuts()
+        payloads = self._encode_whole(take, cuts)
+        coding.undo.append(partial(
+            self._coder.put_back, codec, info.nbytes, cuts.pieces, payloads, cuts.seeds))
+        coding.sent_bytes += sum(payload.nbytes for payload in payloads)
+        return CodedKey({
+            place: Payload(codec.head(stop - begin, head), payload.data)
+            for place, (begin, stop), head, payload in zip(
+                cuts.places, cuts.pieces, cuts.heads, payloads, strict=True)
+        })
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it can be encoded on the loop, which has no more time than that at once."""
+        return isinstance(self.codec, Elementwise) or self._info.nbytes <= _MOST_AT_ONCE
+
+    def later(self, take: Take, coding: Coding) -> LazyKey:
+        """Encode it when it is sent: each chunk by itself, or all with the first.
+
+        Nothing can refuse it any more then, so there is nothing to put back.
+        """
+        cuts = self._cuts()
+        encode = (self._encoder_of_chunks(take, cuts) if isinstance(self.codec, Elementwise)
+                  else self._encoder_of_all(take, cuts))
+        sizes = [self.codec.nbytes(stop - begin) for begin, stop in cuts.pieces]
+        coding.sent_bytes += sum(
+            4 * (stop - begin) if size is None else size  # not known yet; seldom as many
+            for size, (begin, stop) in zip(sizes, cuts.pieces, strict=True))
+
+        def head(place: int) -> bytes:
+            begin, stop = cuts.pieces[place]
+            return self.codec.head(stop - begin, cuts.heads[place])
+
+        return LazyKey({begin: place for place, begin in enumerate(cuts.places)}, head, encode)
+
+    def _encoder_of_chunks(self, take: Take, cuts: _Cuts) -> Callable[[int], Bytes]:
+        codec, size = self.codec, self._info.dtype.itemsize
+        assert isinstance(codec, Elementwise)
+        payloads = cut_room(take, [codec.nbytes(stop - begin) or 0 for begin, stop in cuts.pieces])
+
+        def encode(place: int) -> Bytes:
+            begin, stop = cuts.pieces[place]
+            wide = self._widened(begin * size, stop * size)
+            try:
+                g = (_floats(self._view[begin * size : stop * size]) if wide is None
+                     else wide.view(np.float32))
+                self._coder.encode_piece(codec, g, begin, (stop - begin) * size, payloads[place],
+                                         feedback=self._rule.feedback)
+            finally:
+                if wide is not None:
+                    self._pool.give(wide)
+            return payloads[place]
+
+        return encode
+
+    def _encoder_of_all(self, take: Take, cuts: _Cuts) -> Callable[[int], Bytes]:
+        payloads: list[Bytes] = []
+
+        def encode(place: int) -> Bytes:
+            if not payloads:
+                payloads.extend(self._encode_whole(take, cuts))
+            return payloads[place]
+
+        return encode
+
+    def _cuts(self) -> _Cuts:
+        """Return where the key is cut, and what each chunk's places are drawn from."""
+        info = self._info
+        size = info.dtype.itemsize
+        places = [piece.start for _, piece in info.pieces]
+        pieces = [(piece.start // size, (piece.start + piece.size) // size)
+                  for _, piece in info.pieces]
+        heads, seeds = [0] * len(pieces), [0] * len(pieces)
+        if self.codec.is_seeded:
+            push = self._coder.next_push()
+            heads = [seed_of(*self._seed, info.key, push, begin) for begin, _ in pieces]
+            seeds = [seed_of(head, 0) for head in heads]
+        return _Cuts(places, pieces, heads, seeds)
+
+    def _encode_whole(self, take: Take, cuts: _Cuts) -> list[Bytes]:
+        wide = self._widened()
+        try:
+            g = _floats(self._view) if wide is None else wide.view(np.float32)
+            return self._coder.encode(self.codec, g, self._info.nbytes, cuts.pieces, take,
+                                      cuts.seeds, feedback=self._rule.feedback,
+                                      shape=self._info.shape)
+        finally:
+            if wide is not None:
+                self._pool.give(wide)
+
+    def _widened(self, begin: int = 0, stop: int | None = None) -> Bytes | None:
+        """Return bytes of an f16 or bf16 value as f32, in memory of the pool; None for f32."""
+        dtype = dtypes.by_name(self._info.spec.dtype)
+        if dtype.widen is None:
+            return None
+        view = self._view[begin:stop]
+        wide = self._pool.take(len(view) // dtype.itemsize * 4)
+        dtype.widen(wide.view(np.float32), np.frombuffer(view, np.uint16))
+        return wide
+
+
+class Rows:
+    """The keys of a call that live in one slab and have one rule."""
+
+    def __init__(self, slab: SlabPlan, plan: Plan, owner: Compression, rows: Bytes) -> None:
+        assert slab.rule is not None
+        self._slab = slab
+        self._infos = [plan.infos[index] for index in slab.indices]
+        self._coders = [owner.coder(info, slab.rule) for info in self._infos]
+        self._codec: Codec = slab.rule.codec
+        self._rule = slab.rule
+        self._skipped: set[int] = set()  # places of rows
+        dtype = dtypes.by_name(self._infos[0].spec.dtype)
+        self._g: Floats = rows.view(np.float32) if dtype.widen is None else np.empty(
+            rows.nbytes // dtype.itemsize, np.float32)
+        if dtype.widen is not None:
+            dtype.widen(self._g, rows.view(np.uint16))
+        self._counts = [info.nbytes // dtype.itemsize for info in self._infos]
+
+    def check(self, rank: int) -> None:
+        """Refuse a NaN or an infinity, or take note of the rows that are to be skipped."""
+        for place, (info, coder, row) in enumerate(
+            zip(self._infos, self._coders, self._rows(), strict=True)
+        ):
+            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips):
+                self._skipped.add(place)
+
+    def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
+        """Encode them, one behind the other."""
+        codec, slab = self._codec, self._slab
+        frame = 0
+        seeds = [0] * len(self._coders)
+        if codec.is_seeded:
+            push = max(coder.next_push() for coder in self._coders)
+            frame = seed_of(*seed, slab.unit.number, push)
+            seeds = [seed_of(frame, row) for row in slab.rows]
+        payloads: list[Bytes] = []
+        for place, (info, coder, g, own) in enumerate(
+            zip(self._infos, self._coders, self._rows(), seeds, strict=True)
+        ):
+            if place in self._skipped:
+                payloads.append(_new(0))
+                continue
+            pieces = ((0, g.size),)
+            (payload,) = coder.encode(codec, g, info.nbytes, pieces, _new, (own,),
+                                      feedback=self._rule.feedback, shape=info.shape)
+            coding.undo.append(
+                partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,))
+            )
+            payloads.append(payload)
+        room = take(sum(payload.nbytes for payload in payloads))
+        np.concatenate(payloads, out=room)
+        coding.sent_bytes += room.nbytes
+        return CodedRows(codec, self._counts, payloads, room, frame, self._skipped)
+
+    def _rows(self) -> list[Floats]:
+        found, begin = [], 0
+        for count in self._counts:
+            found.append(self._g[begin : begin + count])
+            begin += count
+        return found
+
+
+def _new(size: int) -> Bytes:
+    return np.empty(size, np.uint8)
+
+
+def _floats(view: memoryview) -> Floats:
+    return np.frombuffer(view, np.float32)

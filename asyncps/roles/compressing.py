@@ -15,6 +15,7 @@ import numpy as np
 
 from asyncps.errors import NotYetError
 from asyncps.protocol.messages import Key, StoreConfig
+from asyncps.roles import seeding
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.coders import Coders
 from asyncps.roles.landing import FLAGS
@@ -23,10 +24,9 @@ from asyncps.roles.operation import Operation
 from asyncps.roles.plan import bound_of
 from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
-from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Stateful, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
-from asyncps_ext.seeds import seed_of
 
 if TYPE_CHECKING:
     from asyncps.roles.plan import KeyInfo, Plan, SlabPlan
@@ -121,6 +121,9 @@ class Compression:
             return None, f"smaller than {rule.words['small_bytes']} bytes"
         if info.nbytes // dtype.itemsize > _MOST:
             return None, f"more than {_MOST} elements"
+        if isinstance(rule.codec, Stateful):
+            why = rule.codec.unfit(info.shape, info.nbytes, info.cuts)
+            return (None, why) if why else (rule, "")
         return rule, ""
 
     def check_tables(self, infos: Sequence[KeyInfo]) -> None:
@@ -261,14 +264,10 @@ class _Large:
     def encode(self, take: Take, coding: Coding) -> CodedKey:
         """Encode it."""
         info, coder, codec = self._info, self._coder, self.codec
-        size = info.dtype.itemsize
         places = [(piece.start, piece.start + piece.size) for _, piece in info.pieces]
-        pieces = [(begin // size, stop // size) for begin, stop in places]
-        heads, seeds = [0] * len(pieces), [0] * len(pieces)
-        if codec.is_seeded:
-            push = coder.next_push()
-            heads = [seed_of(*self._seed, info.key, push, begin) for begin, _ in pieces]
-            seeds = [seed_of(head, 0) for head in heads]
+        pieces = info.cuts
+        heads, seeds = seeding.of_chunks(codec, coder, self._seed, info.key,
+                                         [begin for begin, _ in pieces])
         wide = self._widened()
         try:
             g = _floats(self._view) if wide is None else wide.view(np.float32)
@@ -353,12 +352,8 @@ class _Rows:
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
         """Encode them, one behind the other."""
         codec, slab = self._codec, self._slab
-        frame = 0
-        seeds = [0] * len(self._coders)
-        if codec.is_seeded:
-            push = max(coder.next_push() for coder in self._coders)
-            frame = seed_of(*seed, slab.unit.number, push)
-            seeds = [seed_of(frame, row) for row in slab.rows]
+        frame, seeds = seeding.of_rows(codec, self._coders, seed, slab.unit.number, slab.rows,
+                                       [info.key for info in self._infos])
         payloads: list[Bytes] = []
         for place, (info, coder, g, own) in enumerate(
             zip(self._infos, self._coders, self._rows(), seeds, strict=True)

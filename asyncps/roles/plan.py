@@ -105,6 +105,15 @@ class KeyInfo:
         self.is_table = spec.rows is not None
         self.pieces = pieces
 
+    @property
+    def cuts(self) -> list[tuple[int, int]]:
+        """Where it is cut, in elements; a row of a slab is whole."""
+        size = self.dtype.itemsize
+        if self.pieces[0][0].slab:
+            return [(0, self.nbytes // size)]
+        return [(piece.start // size, (piece.start + piece.size) // size)
+                for _, piece in self.pieces]
+
 
 class SlabPlan:
     """The keys of one call that live in one slab and are encoded alike, in the slab's order."""

@@ -107,10 +107,8 @@ class KeyInfo:
 
     @property
     def cuts(self) -> list[tuple[int, int]]:
-        """Where it is cut, in elements; a row of a slab is whole."""
+        """Where it is cut, in elements."""
         size = self.dtype.itemsize
-        if self.pieces[0][0].slab:
-            return [(0, self.nbytes // size)]
         return [(piece.start // size, (piece.start + piece.size) // size)
                 for _, piece in self.pieces]
 

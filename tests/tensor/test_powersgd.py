@@ -12,7 +12,7 @@ from asyncps.errors import ConfigError
 from asyncps.tensor import codecs
 from asyncps.tensor.codecs import Codec, matrices
 from asyncps.tensor.feedback import KeyCoder
-from tests.tensor.powersgd_model import Model, first_q, payload_bytes
+from tests.tensor.powersgd_model import Model, first_q, gram_schmidt, payload_bytes
 
 SEED = 0x1234_5678_9ABC_DEF0
 # Square, tall, wide; of a convolution; with axes of one element; a row longer than a piece.
@@ -330,6 +330,20 @@ def test_words_are_complete() -> None:
     told = codecs.checked({"type": "powersgd"})
     assert (told["rank"], told["start"], told["small_bytes"]) == (2, 0, 65536)
     assert codecs.checked({"type": "powersgd", "rank": np.int64(4)})["rank"] == 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_columns_are_made_orthonormal_as_gram_and_schmidt_do(seed: int) -> None:
+    p = normal(seed, (30, 4))
+    assert np.allclose(matrices.orthonormal(p), gram_schmidt(p.astype("f8")), atol=1e-6)
+
+
+def test_columns_that_say_nothing_are_orthonormal_too() -> None:
+    p = normal(1, (30, 4))
+    p[:, 1], p[:, 3] = 2 * p[:, 0], 0
+    for each in (p, np.zeros((30, 4), "f4")):
+        basis = matrices.orthonormal(each)
+        assert np.allclose(basis.T @ basis, np.eye(4), atol=1e-6)
 
 
 def test_the_first_factor_is_that_of_its_seed() -> None:

@@ -190,10 +190,10 @@ class KeyCoder:
     ) -> None:
         """Take note that these will not be sent: their values are kept, as if never encoded."""
         with self._lock:
-            if isinstance(codec, Stateful):
-                self.pushes -= 1
             self.before_bytes -= nbytes
             self.sent_bytes -= sum(payload.nbytes for payload in payloads)
+            if isinstance(codec, Stateful):
+                self.pushes -= 1
             if self.residual is None:
                 return
             self._bound = math.inf

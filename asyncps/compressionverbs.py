@@ -50,11 +50,12 @@ class CompressionVerbs(CompressionReports):
         """Send pushes of some keys in fewer bytes; every worker calls this with the same words.
 
         Args:
-            compression_params: `type` is f16, bf16, int8, 1bit, 2bit, onebit, topk, threshold or
-                randomk; beside it options: see docs/compression.md. With `pull` "f16" or "bf16" the
-                answers of pull and pushpull of float32 keys take half their bytes, and `out` holds
-                the nearest such value, as float32. With `pull` True (topk, threshold, randomk; in
-                dist_sync) they bring changes only, and `out` holds what all workers hold.
+            compression_params: `type` is f16, bf16, int8, 1bit, 2bit, onebit, topk, threshold,
+                randomk or powersgd; beside it options: see docs/compression.md. With `pull` "f16"
+                or "bf16" the answers of pull and pushpull of float32 keys take half their bytes,
+                and `out` holds the nearest such value, as float32. With `pull` True (topk,
+                threshold, randomk; in dist_sync) they bring changes only, and `out` holds what all
+                workers hold.
             keys: A pattern of str keys (as in a shell: `layer*.weight`), a key that is an int, a
                 list of keys, or None for all. Of several calls that name a key the last one counts.
 

@@ -23,6 +23,7 @@ CODECS: dict[str, Spec | None] = {
     "topk": {"type": "topk", "ratio": 0.01},
     "threshold": {"type": "threshold", "threshold": 2.5},
     "randomk": {"type": "randomk", "ratio": 0.1},
+    "powersgd": {"type": "powersgd", "rank": 2},
     "f16, pulls too": {"type": "f16", "pull": "f16"},
     # layers of 4 KiB and more: half of what is sent would be dense else
     "topk, pulls too": {"type": "topk", "ratio": 0.01, "pull": True, "small_bytes": 4096},
@@ -36,22 +37,27 @@ TRAINED: dict[str, Spec] = {
 }
 BOTH_WAYS = "topk, pulls too"
 
-# The parameters of the CNN of examples/cnn.py, 431,080 in all: floats by key.
-CNN = {
-    "conv1.weight": 500, "conv1.bias": 20, "conv2.weight": 25_000, "conv2.bias": 50,
-    "dense1.weight": 400_000, "dense1.bias": 500, "dense2.weight": 5_000, "dense2.bias": 10,
+Shape = tuple[int, ...]
+
+# The parameters of the CNN of examples/cnn.py, 431,080 in all: shapes by key.
+CNN: dict[str, Shape] = {
+    "conv1.weight": (25, 20), "conv1.bias": (20,), "conv2.weight": (500, 50), "conv2.bias": (50,),
+    "dense1.weight": (800, 500), "dense1.bias": (500,), "dense2.weight": (500, 10),
+    "dense2.bias": (10,),
 }  # fmt: skip
-CASES: dict[str, dict[str, int]] = {
-    "cnn": CNN, "16M": {"one": 4 << 20}, "100M": {"one": 25 << 20},
+CASES: dict[str, dict[str, Shape]] = {
+    "cnn": CNN, "16M": {"one": (2048, 2048)}, "100M": {"one": (5120, 5120)},
 }  # fmt: skip
 
 
-def is_dense(spec: Spec | None, n: int) -> bool:
-    """Whether a key of n float32 travels as it is."""
+def is_dense(spec: Spec | None, shape: Shape) -> bool:
+    """Whether a key of float32 travels as it is."""
     if spec is None:
         return True
     small = 0 if spec["type"] in ("1bit", "2bit") else SMALL_BYTES
-    return 4 * n < spec.get("small_bytes", small)
+    if spec["type"] == "powersgd" and (len(shape) < 2 or min(shape) <= spec["rank"]):
+        return True
+    return 4 * math.prod(shape) < spec.get("small_bytes", small)
 
 
 def payload_bytes(spec: Spec, x: np.ndarray) -> int | None:
@@ -75,6 +81,9 @@ def check_sent(spec: Spec, x: np.ndarray, sent: np.ndarray) -> str:
       sent: what the servers made of its payload.
     """
     kind = spec["type"]
+    if kind == "powersgd":
+        return check_factors(spec, x, sent)
+    x, sent = x.reshape(-1), sent.reshape(-1)
     size = np.abs(x)
     want: np.ndarray | None = None
     rtol = 0.0
@@ -110,3 +119,12 @@ def check_sent(spec: Spec, x: np.ndarray, sent: np.ndarray) -> str:
         return f"no model of {kind}"
     bad = np.count_nonzero(~np.isclose(sent, want, rtol=rtol, atol=0))
     return f"{kind}: {bad} of {x.size} values are wrong" if bad else ""
+
+
+def check_factors(spec: Spec, x: np.ndarray, sent: np.ndarray) -> str:
+    """As `check_sent`, of powersgd: it sends what of x lies in as many directions as its rank."""
+    x = x.astype(np.float64)
+    chance = np.random.default_rng(0).standard_normal((x.shape[1], spec["rank"]))
+    basis, _ = np.linalg.qr(sent @ chance)  # of all that sent spans, if its rank is no higher
+    bad = np.count_nonzero(np.abs(basis @ (basis.T @ x) - sent) > 1e-4 * np.abs(x).max())
+    return f"powersgd: {bad} of {x.size} values are wrong" if bad else ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -43,15 +44,15 @@ class Run:
         store.set_optimizer("test", rescale_grad=1.0)
         if self.spec is not None:
             store.set_gradient_compression(self.spec)
-        sizes = codectable.CASES[case]
-        self.keys = list(sizes)
-        sets = max(1, min(4, GRADIENTS_BYTES // (4 * sum(sizes.values()))))
-        self.sets = [gradients(store.rank, i, list(sizes.values())) for i in range(sets)]
-        self.outs = [np.zeros(n, np.float32) for n in sizes.values()]
+        shapes = codectable.CASES[case]
+        self.keys = list(shapes)
+        sets = max(1, min(4, GRADIENTS_BYTES // (4 * sum(map(math.prod, shapes.values())))))
+        self.sets = [gradients(store.rank, i, list(shapes.values())) for i in range(sets)]
+        self.outs = [np.zeros(shape, np.float32) for shape in shapes.values()]
         self.counts = [0] * sets
         self.times: list[float] = []
         self.moved: list[tuple[int, int]] = []
-        store.init(self.keys, [np.zeros(n, np.float32) for n in sizes.values()])
+        store.init(self.keys, [np.zeros(shape, np.float32) for shape in shapes.values()])
 
     def round(self) -> float:
         """One pushpull of the next gradients; returns its seconds."""
@@ -72,11 +73,11 @@ class Run:
     def check_first(self) -> None:
         """Every worker's first push, by the model of the codec; the first answer is their sum."""
         workers = self.store.num_workers
-        sizes = [out.size for out in self.outs]
-        others = [gradients(rank, 0, sizes) for rank in range(workers)]
+        shapes = [out.shape for out in self.outs]
+        others = [gradients(rank, 0, shapes) for rank in range(workers)]
         for i, (key, out) in enumerate(zip(self.keys, self.outs, strict=True)):
             pushed = [other[i] for other in others]
-            if self.spec is None or codectable.is_dense(self.spec, out.size):
+            if self.spec is None or codectable.is_dense(self.spec, out.shape):
                 good = np.allclose(out, np.sum(pushed, axis=0), rtol=1e-3 if self.pulls else 2e-6,
                                    atol=1e-6)
                 require(good, f"{self.name} {key}: a dense answer is wrong")
@@ -95,7 +96,7 @@ class Run:
         if self.pulls is True:
             self.drain()
         for i, (key, out) in enumerate(zip(self.keys, self.outs, strict=True)):
-            pushed = np.zeros(out.size, np.float64)
+            pushed = np.zeros(out.shape, np.float64)
             for count, values in zip(self.counts, self.sets, strict=True):
                 pushed += count * values[i].astype(np.float64)
             left = float(np.linalg.norm(pushed - out))
@@ -124,7 +125,7 @@ class Run:
             told = self.store.compression_report().get(key)
             spec, x = self.spec, self.sets[0][i]
             if spec is None or told is None or told["codec"] == "dense":
-                require(codectable.is_dense(spec, x.size), f"{self.name} {key} travels as it is")
+                require(codectable.is_dense(spec, x.shape), f"{self.name} {key} travels as it is")
                 continue
             want = codectable.payload_bytes(spec, x)
             if want is not None:
@@ -146,10 +147,10 @@ class Run:
         }  # fmt: skip
 
 
-def gradients(rank: int, number: int, sizes: list[int]) -> list[np.ndarray]:
+def gradients(rank: int, number: int, shapes: list[codectable.Shape]) -> list[np.ndarray]:
     """Normal values, the same in every process that asks."""
     rng = np.random.default_rng([rank, number])
-    return [rng.standard_normal(n, dtype=np.float32) for n in sizes]
+    return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
 
 def work(store: Any, told: dict[str, Any], stack: contextlib.ExitStack) -> list[dict[str, Any]]:

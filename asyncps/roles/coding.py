@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from asyncps.roles import seeding
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.nonfinite import is_skipped
 from asyncps.roles.operation import Operation
@@ -19,7 +20,6 @@ from asyncps.tensor import dtypes
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
-from asyncps_ext.seeds import seed_of
 
 if TYPE_CHECKING:
     from asyncps.roles.compressing import Compression, Rule
@@ -164,15 +164,10 @@ class Large:
     def _cuts(self) -> _Cuts:
         """Return where the key is cut, and what each chunk's places are drawn from."""
         info = self._info
-        size = info.dtype.itemsize
+        pieces = info.cuts
+        heads, seeds = seeding.of_chunks(self.codec, self._coder, self._seed, info.key,
+                                         [begin for begin, _ in pieces])
         places = [piece.start for _, piece in info.pieces]
-        pieces = [(piece.start // size, (piece.start + piece.size) // size)
-                  for _, piece in info.pieces]
-        heads, seeds = [0] * len(pieces), [0] * len(pieces)
-        if self.codec.is_seeded:
-            push = self._coder.next_push()
-            heads = [seed_of(*self._seed, info.key, push, begin) for begin, _ in pieces]
-            seeds = [seed_of(head, 0) for head in heads]
         return _Cuts(places, pieces, heads, seeds)
 
     def _encode_whole(self, take: Take, cuts: _Cuts) -> list[Bytes]:
@@ -226,12 +221,8 @@ class Rows:
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
         """Encode them, one behind the other."""
         codec, slab = self._codec, self._slab
-        frame = 0
-        seeds = [0] * len(self._coders)
-        if codec.is_seeded:
-            push = max(coder.next_push() for coder in self._coders)
-            frame = seed_of(*seed, slab.unit.number, push)
-            seeds = [seed_of(frame, row) for row in slab.rows]
+        frame, seeds = seeding.of_rows(codec, self._coders, seed, slab.unit.number, slab.rows,
+                                       [info.key for info in self._infos])
         payloads: list[Bytes] = []
         for place, (info, coder, g, own) in enumerate(
             zip(self._infos, self._coders, self._rows(), seeds, strict=True)

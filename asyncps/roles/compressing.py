@@ -20,7 +20,7 @@ from asyncps.roles.landing import FLAGS
 from asyncps.roles.plan import bound_of
 from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
-from asyncps.tensor.codecs import Take
+from asyncps.tensor.codecs import Stateful, Take
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import SharedPool
 
@@ -117,6 +117,9 @@ class Compression:
             return None, f"smaller than {rule.words['small_bytes']} bytes"
         if info.nbytes // dtype.itemsize > _MOST:
             return None, f"more than {_MOST} elements"
+        if isinstance(rule.codec, Stateful):
+            why = rule.codec.unfit(info.shape, info.nbytes, info.cuts)
+            return (None, why) if why else (rule, "")
         return rule, ""
 
     def check_tables(self, infos: Sequence[KeyInfo]) -> None:

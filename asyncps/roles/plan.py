@@ -105,6 +105,13 @@ class KeyInfo:
         self.is_table = spec.rows is not None
         self.pieces = pieces
 
+    @property
+    def cuts(self) -> list[tuple[int, int]]:
+        """Where it is cut, in elements."""
+        size = self.dtype.itemsize
+        return [(piece.start // size, (piece.start + piece.size) // size)
+                for _, piece in self.pieces]
+
 
 class SlabPlan:
     """The keys of one call that live in one slab and are encoded alike, in the slab's order."""

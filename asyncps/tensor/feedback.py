@@ -192,6 +192,8 @@ class KeyCoder:
         with self._lock:
             self.before_bytes -= nbytes
             self.sent_bytes -= sum(payload.nbytes for payload in payloads)
+            if isinstance(codec, Stateful):
+                self.pushes -= 1
             if self.residual is None:
                 return
             self._bound = math.inf

@@ -329,7 +329,7 @@ def test_wrong_words_are_refused_and_the_known_ones_listed(spec: Any, words: str
 
 
 @pytest.mark.parametrize("spec", [
-    {"type": "dgc"}, {"type": "powersgd", "rank": 2}, {"type": "2bit", "pull": True},
+    {"type": "dgc"}, {"type": "2bit", "pull": True},
 ])  # fmt: skip
 def test_what_is_not_there_yet_says_so(spec: dict[str, Any]) -> None:
     with pytest.raises(NotYetError, match="is not there yet"):

@@ -11,12 +11,13 @@ import numpy as np
 from asyncps.errors import ConfigError, NotYetError, shown
 from asyncps.tensor.codecs.base import Codec
 from asyncps.tensor.codecs.bits import BF16, F16, Int8, OneBit, Sign, TwoBit
+from asyncps.tensor.codecs.powersgd import MOST_RANK, PowerSGD
 from asyncps.tensor.codecs.skip import Skip
 from asyncps.tensor.codecs.sparse import RandomK, Threshold, TopK
 
 KINDS: dict[str, type[Codec]] = {
     kind.name: kind
-    for kind in (F16, BF16, Int8, OneBit, TwoBit, Sign, TopK, Threshold, RandomK)
+    for kind in (F16, BF16, Int8, OneBit, TwoBit, Sign, TopK, Threshold, RandomK, PowerSGD)
 }
 BY_NUMBER: dict[int, type[Codec]] = {
     **{kind.number: kind for kind in KINDS.values()}, Skip.number: Skip,
@@ -25,7 +26,7 @@ BY_NUMBER: dict[int, type[Codec]] = {
 # Types that pull=True has too, and the option that says how much is sent.
 DELTAS = {"topk": "ratio", "threshold": "threshold", "randomk": "ratio"}
 
-_LATER_TYPES = ("dgc", "powersgd")
+_LATER_TYPES = ("dgc",)
 # Options that every type takes.
 _COMMON = ("type", "error_feedback", "lr_scaled", "nonfinite", "small_bytes", "pull")
 _PULLS = (None, "f16", "bf16")  # how answers travel: None, as they are; or True
@@ -102,11 +103,15 @@ def _pull(kind: type[Codec], value: object) -> str | bool | None:
 
 
 def _size(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not (
-        0 <= value < 1 << 62
-    ):
+    number = _integer(value)
+    if number is None or not 0 <= number < 1 << 62:
         raise ConfigError("small_bytes is a number of bytes, 0 or more", got=shown(value))
-    return int(value)
+    return number
+
+
+def _integer(value: object) -> int | None:
+    is_one = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return int(value) if is_one else None  # type: ignore[call-overload]
 
 
 def _number(value: object) -> float:
@@ -151,4 +156,21 @@ def _values(kind: type[Codec], value: object) -> str:
     return str(value)
 
 
-_CHECKS = {"threshold": _threshold, "ratio": _ratio, "values": _values}
+def _rank(kind: type[Codec], value: object) -> int:
+    number = _integer(value)
+    if number is None or not 1 <= number <= MOST_RANK:
+        raise ConfigError(f"rank of compression {kind.name}",
+                          expected=f"an integer from 1 to {MOST_RANK}", got=shown(value))
+    return number
+
+
+def _start(kind: type[Codec], value: object) -> int:
+    number = _integer(value)
+    if number is None or not 0 <= number < 1 << 62:
+        raise ConfigError(f"start of compression {kind.name}",
+                          expected="a number of pushes, 0 or more", got=shown(value))
+    return number
+
+
+_CHECKS = {"threshold": _threshold, "ratio": _ratio, "values": _values,
+           "rank": _rank, "start": _start}

@@ -11,6 +11,16 @@ from asyncps.tensor.pool import Bytes
 class Stateful(Codec):
     """One whose encoder has memory beside the residual, of each key."""
 
+    def unfit(self, shape: tuple[int, ...], nbytes: int, pieces: Pieces) -> str:
+        """Return why a key travels dense; "" if it need not.
+
+        Args:
+            shape: Of the key.
+            nbytes: Of its value as it is stored.
+            pieces: Where it is cut.
+        """
+        return ""
+
     def extra_size(self, shape: tuple[int, ...]) -> int:
         """Return how many float32 it keeps beside the residual, for a key of this shape."""
         raise NotImplementedError
@@ -28,7 +38,8 @@ class Stateful(Codec):
             shape: Of the key.
             push: How often this key was encoded by it, this time included, since the first push
                 or what a checkpoint says.
-            pieces, take, seeds: As `Codec.encode` has them.
+            pieces, take: As `Codec.encode` has them.
+            seeds: One a piece, each that of the key: the same at all workers and of all pushes.
 
         If this raises, `residual` and `extra` are what they were, up to a rounding error.
         """

@@ -227,7 +227,7 @@ _CLUSTER_NAMES = (
 )
 
 # Read by other modules of this project than config: the kernels, and the launcher's own marks.
-_FOREIGN = frozenset({"ASYNCPS_PURE", "ASYNCPS_EXT_DEBUG"})
+_FOREIGN = frozenset({"ASYNCPS_PURE", "ASYNCPS_EXT_DEBUG", "ASYNCPS_EXT_SANITIZE"})
 
 
 def _refuse_unknown(env: Mapping[str, str]) -> None:

@@ -20,7 +20,6 @@ META = "checkpoint.json"
 WEIGHTS, STATE, TABLES = "weights.safetensors", "state.safetensors", "tables.safetensors"
 RESIDUALS = "residuals.safetensors"
 FILES = frozenset({META, WEIGHTS, STATE, TABLES, RESIDUALS})
-_MOST_LOOKS = 100  # each after the first because another writer was faster
 
 
 def names_of(keys: set[Key]) -> dict[Key, str]:
@@ -100,28 +99,6 @@ def refuse_foreign(target: Path) -> None:
     Raises:
         CheckpointError: Something else stands there, or the folder above is missing.
     """
-    for _ in range(_MOST_LOOKS):
-        before = _identity(target)
-        try:
-            _refuse_foreign(target)
-            return
-        except CheckpointError:
-            # Another writer may have put its own there, and removed what we were looking at.
-            if _identity(target) == before:
-                raise
-    _refuse_foreign(target)
-
-
-def _identity(target: Path) -> tuple[int, int, int] | None:
-    """Return what tells whether the same directory still stands there, and unchanged."""
-    try:
-        found = os.lstat(target)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
-
-
-def _refuse_foreign(target: Path) -> None:
     try:
         if not target.parent.is_dir():
             raise CheckpointError("the folder of a checkpoint does not exist", got=target.parent)

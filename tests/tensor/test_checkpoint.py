@@ -279,24 +279,6 @@ def test_writers_of_one_place_do_not_take_each_other_for_left_over(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-def test_one_that_another_writer_replaces_while_it_is_looked_at_is_no_foreign_thing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint.write(tmp_path / "c", {"w": np.ones(3, "f4")}, {}, {})
-    looked = Path.iterdir
-
-    def half_gone(path: Path) -> Any:
-        if path.name != "c":
-            return looked(path)
-        monkeypatch.setattr(Path, "iterdir", looked)
-        checkpoint.write(path, {"w": np.full(3, 2, "f4")}, {}, {})
-        return iter([path / "weights.safetensors"])  # what was still there of the old one
-
-    monkeypatch.setattr(Path, "iterdir", half_gone)
-    checkpoint.write(tmp_path / "c", {"w": np.full(3, 3, "f4")}, {}, {})
-    assert checkpoint.read(tmp_path / "c").weights["w"].tolist() == [3, 3, 3]
-
-
 @pytest.mark.parametrize("name", ["checkpoint.json", "weights.safetensors", "state.safetensors"])
 def test_what_is_no_file_is_refused_and_holds_nobody(tmp_path: Path, name: str) -> None:
     checkpoint.write(tmp_path / "c", {"w": np.ones(3, "f4")}, {}, {})

@@ -16,13 +16,14 @@ BUILD_INPUTS := pyproject.toml setup.py \
   $(wildcard asyncps_ext/*.pyx asyncps_ext/*.pxd asyncps_ext/*.h asyncps_ext/*.c)
 CORE := not slow and not launch and not gpu
 
-.PHONY: help demo test test-core lint bench bench-peers clean
+.PHONY: help demo test test-core sanitize lint bench bench-peers clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo         train a CNN on real images with 2 servers and 2 workers (DEMO_ARGS="--epochs 2" is short)'
 	@echo 'make test         all tests (PYTEST_ARGS="-k routing" chooses)'
 	@echo 'make test-core    those that are quick and start no launcher'
+	@echo 'make sanitize     tests on kernels that watch every access to memory (PYTEST_ARGS names others)'
 	@echo 'make lint         ruff and mypy'
 	@echo 'make bench        benchmarks of this project (BENCH_ARGS=--smallest only shows that they run)'
 	@echo 'make bench-peers  the same work on other systems (BENCH_ARGS=--quick or --full)'
@@ -39,6 +40,9 @@ test: $(VENV)/.installed-test
 
 test-core: $(VENV)/.installed-test
 	$(VENV_PYTHON) -m pytest -m '$(CORE)' $(PYTEST_ARGS)
+
+sanitize: $(VENV)/.installed-test
+	$(VENV_PYTHON) tests/sanitized.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(VENV_PYTHON) -m ruff check .

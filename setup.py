@@ -1,6 +1,7 @@
 """Builds the Cython extensions; everything else stands in pyproject.toml.
 
-ASYNCPS_EXT_DEBUG=1 builds them with bounds checks and line tracing, for debuggers and coverage.
+ASYNCPS_EXT_DEBUG=1 builds them with bounds checks and line tracing, for debuggers and coverage;
+ASYNCPS_EXT_SANITIZE=1 so that they watch every access to memory, for `make sanitize`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from setuptools.errors import CompileError
 
 PACKAGE = Path("asyncps_ext")
 DEBUG = os.environ.get("ASYNCPS_EXT_DEBUG", "") not in ("", "0")
-MODE = "debug" if DEBUG else "release"
+SANITIZE = os.environ.get("ASYNCPS_EXT_SANITIZE", "") not in ("", "0")
+MODE = "sanitize" if SANITIZE else "debug" if DEBUG else "release"
 NAMES = [
     "wire", "reduce", "optim", "sparse", "sparse_index", "sparse_fill", "quantize", "select",
 ]
@@ -26,6 +28,9 @@ NAMES = [
 # Without errno a square root is one instruction, and loops around it become vector code.
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-Wall"]
 DEBUG_FLAGS = ["-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wall"]
+# The first fault ends the process. Who loads these must have libasan in LD_PRELOAD.
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SANITIZE_FLAGS = [*DEBUG_FLAGS, "-fno-omit-frame-pointer", *SANITIZERS]
 
 DIRECTIVES = {
     "language_level": 3,
@@ -70,7 +75,8 @@ def extension(name: str) -> Extension:
         [f"asyncps_ext/{name}.pyx"],
         include_dirs=["asyncps_ext", np.get_include()],
         define_macros=macros,
-        extra_compile_args=DEBUG_FLAGS if DEBUG else FLAGS,
+        extra_compile_args=SANITIZE_FLAGS if SANITIZE else DEBUG_FLAGS if DEBUG else FLAGS,
+        extra_link_args=SANITIZERS if SANITIZE else [],
         depends=sorted(str(path) for end in ("h", "pxd") for path in PACKAGE.glob(f"*.{end}")),
     )
 

@@ -143,6 +143,10 @@ class Config:
         500, "us", "look this long for the next small message before sleeping; 0 never does",
         "ASYNCPS_POLL_US",
     )
+    kernel_threads: int = _setting(
+        0, "threads", "that encode one large push; 0: a quarter of the cores, 1 to 4",
+        "ASYNCPS_KERNEL_THREADS",
+    )
 
     def __post_init__(self) -> None:
         if self.role is not None and self.role not in ROLES:
@@ -165,6 +169,9 @@ class Config:
                               got=self.metrics_port)
         if not 0 <= self.poll_us <= 10_000:
             raise ConfigError("poll_us is out of range", expected="0 to 10000", got=self.poll_us)
+        if not 0 <= self.kernel_threads <= 64:
+            raise ConfigError("kernel_threads is out of range", expected="0 to 64",
+                              got=self.kernel_threads)
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if item.name.endswith("_s") and not 0 < value < 1e9:
@@ -227,7 +234,7 @@ _CLUSTER_NAMES = (
 )
 
 # Read by other modules of this project than config: the kernels, and the launcher's own marks.
-_FOREIGN = frozenset({"ASYNCPS_PURE", "ASYNCPS_EXT_DEBUG"})
+_FOREIGN = frozenset({"ASYNCPS_PURE", "ASYNCPS_EXT_DEBUG", "ASYNCPS_EXT_SANITIZE"})
 
 
 def _refuse_unknown(env: Mapping[str, str]) -> None:

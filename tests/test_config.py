@@ -17,7 +17,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "advertise": ("h", "h"), "interface": ("lo", "lo"), "loop": ("asyncio", "asyncio"),
     "on_worker_lost": ("continue", "continue"), "log_level": ("DEBUG", "DEBUG"),
     "imports": ("mine,yours", "mine,yours"),
-    "metrics_host": ("h", "h"),
+    "metrics_host": ("h", "h"), "kernel_threads": ("3", 3),
 }  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_number_that_cannot_be_read_names_its_variable(env: dict[str, str]) -> N
     {"role": "scheduler", "rank": 1}, {"round_s": 0.0}, {"answer_s": -1.0},
     {"heartbeat_s": float("nan")}, {"round_s": float("inf")}, {"chunk_bytes": 1},
     {"chunk_bytes": 1 << 31}, {"slab_bytes": 0}, {"send_budget_bytes": 1 << 50},
-    {"poll_us": -1}, {"poll_us": 10_001},
+    {"poll_us": -1}, {"poll_us": 10_001}, {"kernel_threads": -1}, {"kernel_threads": 65},
 ], ids=str)  # fmt: skip
 def test_value_that_cannot_be_right_is_refused_by_name(words: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=list(words)[-1].replace("_", ".")) as error:

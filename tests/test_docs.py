@@ -31,7 +31,7 @@ PAGES = sorted(
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md")
     if path != WRITTEN_BY_BENCH
 )
-FOREIGN_NAMES = {"ASYNCPS_PURE", "ASYNCPS_EXT_DEBUG"}
+FOREIGN_NAMES = {"ASYNCPS_PURE", "ASYNCPS_EXT_DEBUG", "ASYNCPS_EXT_SANITIZE"}
 
 
 def read(name: str) -> str:

@@ -25,9 +25,14 @@ class Kept:
 
 
 class Coders:
-    """A coder for each key that was pushed, or of which something was loaded."""
+    """A coder for each key that was pushed, or of which something was loaded.
 
-    def __init__(self) -> None:
+    Args:
+        threads: That may encode a key at once.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
         self._by_key: dict[Key, KeyCoder] = {}
         self._pushes: dict[Key, int] = {}  # that were loaded, of keys that have no coder yet
         self._lock = threading.Lock()  # two threads may push a key for the first time
@@ -49,7 +54,7 @@ class Coders:
             with self._lock:
                 coder = self._by_key.get(key)
                 if coder is None:
-                    coder = KeyCoder(elements)
+                    coder = KeyCoder(elements, self._threads)
                     coder.pushes = self._pushes.pop(key, 0)
                     self._by_key[key] = coder
         return coder

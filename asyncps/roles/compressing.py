@@ -72,17 +72,18 @@ class Compression:
         rank: This worker's.
         job: What random places are drawn for: the same at all workers.
         store: The store's number.
+        threads: That may encode a key at once; see `kernel_threads`.
 
     Attributes:
         rates: What is known of the learning rates of its keys.
     """
 
-    def __init__(self, rank: int, job: str, store: int) -> None:
+    def __init__(self, rank: int, job: str, store: int, threads: int = 1) -> None:
         self._rank = rank
         self._seed = (job, store)
         self.rates = Rates()
         self._rules: list[Rule] = []
-        self._coders = Coders()
+        self._coders = Coders(threads)
 
     def add(self, keys: Keys, words: Words) -> None:
         """Add a rule; of several that name a key the last one counts.

@@ -23,6 +23,7 @@ from asyncps.roles.worker import Worker
 from asyncps.state.keyspecs import size_of
 from asyncps.tensor.checkpoint import KEPT, Reader
 from asyncps.tensor.codecs import Floats
+from asyncps.tensor.threads import threads_of
 
 _PIECE = 1 << 20  # bytes that are looked at, or added, at once
 _MOST_PUSHES = 1 << 62
@@ -170,7 +171,8 @@ def install(
         if not carried:
             return
         compression = client.compression = Compression(
-            worker.node.rank, worker.config.job, client.number)
+            worker.node.rank, worker.config.job, client.number,
+            threads_of(worker.config.kernel_threads))
     compression.rates.use(client.optimizer, client.hyper)
     compression.coders.take(found, {key: compression.rates.of(key) for key in found})
 

@@ -25,6 +25,7 @@ from asyncps.roles.node import Node, Spawn
 from asyncps.roles.operation import Operation, result_of, why_failed
 from asyncps.roles.questions import Questions
 from asyncps.roles.shortcut import Shortcut
+from asyncps.tensor.threads import threads_of
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link
 from asyncps.transport.network import Network
@@ -195,7 +196,7 @@ class Worker:
         message = messages.SetCompression(client.number, keys, words)
         await self.questions.ask(message, "to set the compression")
         compression = client.compression or Compression(
-            self.node.rank, self.config.job, client.number
+            self.node.rank, self.config.job, client.number, threads_of(self.config.kernel_threads)
         )
         compression.add(keys, words)
         client.use_compression(compression)

@@ -36,6 +36,7 @@ class KeyCoder:
 
     Args:
         size: Its elements.
+        threads: That may encode it at once.
 
     Attributes:
         residual: What was not sent, float32[size]; None before the first push, and without
@@ -50,11 +51,12 @@ class KeyCoder:
 
     __slots__ = (
         "_bound", "_lock", "_rate", "before_bytes", "encode_s", "extra", "pushes", "residual",
-        "sent_bytes", "size", "skipped",
+        "sent_bytes", "size", "skipped", "threads",
     )
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, threads: int = 1) -> None:
         self.size = size
+        self.threads = threads
         self.residual: Floats | None = None
         self.extra: Floats | None = None
         self.pushes = 0
@@ -132,6 +134,8 @@ class KeyCoder:
             kept = self._kept(feedback)
             if isinstance(codec, Stateful):
                 payloads = self._encode_with(codec, g, kept, shape, pieces, take, seeds)
+            elif isinstance(codec, Elementwise):
+                payloads = codec.encode(g, kept, pieces, take, seeds, self.threads)
             else:
                 payloads = codec.encode(g, kept, pieces, take, seeds)
             self._count(began, nbytes, sum(payload.nbytes for payload in payloads))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from asyncps.errors import RemoteProtocolError
 from asyncps.tensor.pool import Bytes
+from asyncps.tensor.threads import spread, threads_for
 
 Floats = npt.NDArray[np.float32]
 Take = Callable[[int], Bytes]  # memory of so many bytes
@@ -129,24 +130,28 @@ class Elementwise(Codec):
 
     def encode(
         self, g: Floats, residual: Floats | None, pieces: Pieces, take: Take,
-        seeds: Sequence[int],
+        seeds: Sequence[int], threads: int = 1,
     ) -> list[Bytes]:
-        """As `Codec.encode`."""
+        """As `Codec.encode`; over so many threads, which changes nothing of what is sent."""
         if len(pieces) == 1:  # as of every small key: a thousand of them are noticed
             payload = take(self.nbytes(g.size) or 0)
             self.write(payload, residual, g)
             return [payload]
         payloads = cut_room(take, [self.nbytes(stop - begin) or 0 for begin, stop in pieces])
-        done = 0
+        done = bytearray(len(pieces))
+
+        def write(place: int) -> None:
+            begin, stop = pieces[place]
+            left = None if residual is None else residual[begin:stop]
+            self.write(payloads[place], left, g[begin:stop])
+
         try:
-            for (begin, stop), payload in zip(pieces, payloads, strict=True):
-                left = None if residual is None else residual[begin:stop]
-                self.write(payload, left, g[begin:stop])
-                done += 1
+            spread(write, done, threads_for(g.nbytes, len(pieces), threads))
         except BaseException:
             if residual is not None:
-                for (begin, stop), payload in zip(pieces[:done], payloads, strict=False):
-                    self.add(residual[begin:stop], payload, 0)
+                for place in (place for place, is_done in enumerate(done) if is_done):
+                    begin, stop = pieces[place]
+                    self.add(residual[begin:stop], payloads[place], 0)
                     residual[begin:stop] -= g[begin:stop]
             raise
         return payloads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from asyncps.roles.plan import Plan, bound_of
 from asyncps.roles.shortcut import Attempt, Shortcut
 from asyncps.roles.worker import Worker
 from asyncps.tablecall import RowCalls
-from asyncps.tablevalues import declared
+from asyncps.tablevalues import Contribution, declared
 from asyncps.tensor import codecs, dtypes
 from asyncps.values import (
     PLAIN_KEYS,
@@ -123,11 +123,12 @@ class Core(RowCalls):
         """Build a push."""
         self._check_push(plan)
         if plan.tables:
-            return self.rows_call("push", plan, keys, values, priority, copy=copy)
+            rows = self.rows_call("push", plan, keys, values, priority, copy=copy)
+            return self._coded(rows, rows.contributions) if plan.coded else rows
         outgoing = self._outgoing(plan, keys, values, copy=copy)
         op = Operation("push", lent=not copy)
         call = self._build(op, plan, outgoing, None, keys, priority)
-        return self._coded(call, outgoing) if plan.coded else call
+        return self._coded(call) if plan.coded else call
 
     def pull(self, plan: Plan, keys: Any, out: Any, priority: int) -> Call:
         """Build a pull."""
@@ -141,14 +142,15 @@ class Core(RowCalls):
         """Build a pushpull; of row-sparse keys it returns the rows that it has pushed."""
         self._check_push(plan)
         if plan.tables and len(plan.tables) == len(plan.infos):
-            return self.rows_call("pushpull", plan, keys, values, priority, out=out, pull=True)
+            rows = self.rows_call("pushpull", plan, keys, values, priority, out=out, pull=True)
+            return self._coded(rows, rows.contributions) if plan.coded else rows
         self.check_dense(plan, "pushpull beside dense keys", "a call of their own")
         outgoing = self._outgoing(plan, keys, values, copy=False)
         incoming = self._incoming(plan, keys, values if out is None else out)
         call = self._build(
             Operation("pushpull", lent=True), plan, outgoing, incoming, keys, priority
         )
-        return self._coded(call, outgoing) if plan.coded else call
+        return self._coded(call) if plan.coded else call
 
     def assign(self, plan: Plan, keys: Any, values: Any) -> Call:
         """Build an assign."""
@@ -345,14 +347,15 @@ class Core(RowCalls):
             raise OptimizerError(f"a {self.type} store applies each push when it comes",
                                  expected="set_optimizer before the first push")
 
-    def _coded(self, call: Call, outgoing: Outgoing) -> Call:
+    def _coded(self, call: Call, tables: Sequence[Contribution] = ()) -> Call:
         """Encode what of a call's values is compressed: nothing here can refuse it any more."""
-        compression = self.client.compression
+        compression, outgoing = self.client.compression, call.outgoing
         assert compression is not None
+        assert outgoing is not None
         compression.rates.use(self.client.optimizer, self.client.hyper)
         coding = compression.encode(
             call.plan, outgoing.large, outgoing.slabs, outgoing.take, self.client.pool,
-            lent=call.op.lent,
+            lent=call.op.lent, tables=tables,
         )
         outgoing.copied_bytes += coding.sent_bytes
         call.op.on_success(outgoing.release)

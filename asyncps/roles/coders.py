@@ -10,6 +10,7 @@ from asyncps.protocol.messages import Key
 from asyncps.protocol.parcels import KeptKey
 from asyncps.tensor.codecs import Floats
 from asyncps.tensor.feedback import KeyCoder, Rate
+from asyncps.tensor.rowfeedback import RowCoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,22 @@ class Coders:
                     coder.pushes = self._pushes.pop(key, 0)
                     self._by_key[key] = coder
         return coder
+
+    def of_rows(self, key: Key, width: int, rows: int) -> RowCoder:
+        """Return the coder of a row-sparse key, made if need be.
+
+        Args:
+            key: Its name.
+            width: Elements of a row.
+            rows: Of the table.
+        """
+        with self._lock:
+            coder = self._by_key.get(key)
+            if coder is None:
+                coder = self._by_key[key] = RowCoder(width, rows)
+                coder.pushes = self._pushes.pop(key, 0)
+            assert isinstance(coder, RowCoder)
+            return coder
 
     def kept(self) -> dict[Key, Kept]:
         """Return what there is to save, of keys with something: views, while nothing is pushed."""

@@ -6,7 +6,8 @@ it later, before it has a clock, has its values put back into the residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,15 +18,17 @@ from asyncps.errors import NotYetError
 from asyncps.protocol.messages import Key, StoreConfig
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.coders import Coders
+from asyncps.roles.coding import Coding
+from asyncps.roles.codingrows import CodingRows, PushedRows
 from asyncps.roles.landing import FLAGS
 from asyncps.roles.nonfinite import is_skipped
-from asyncps.roles.operation import Operation
 from asyncps.roles.plan import bound_of
 from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
-from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Stateful, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
+from asyncps.tensor.rowfeedback import RowCoder
 from asyncps_ext.seeds import seed_of
 
 if TYPE_CHECKING:
@@ -107,34 +110,37 @@ class Compression:
 
     def rule_of(self, info: KeyInfo) -> tuple[Rule | None, str]:
         """Return the rule by which a key is encoded; or None, and why it goes dense."""
-        rule = next((rule for rule in reversed(self._rules) if rule.names(info.key)), None)
+        rule = self._rule(info.key)
         if rule is None:
             return None, "no compression is set for it"
-        if info.is_table:
-            return None, "row-sparse"
         dtype = dtypes.by_name(info.spec.dtype)
         if dtype.sum != np.float32:
             return None, f"its dtype is {dtype.name}"
         if not info.nbytes:
             return None, "it has no elements"
+        if info.is_table:  # that a push of it is small is seen when it comes
+            is_there = not isinstance(rule.codec, Stateful)
+            return (rule, "") if is_there else (None, f"{rule.codec.name} is of dense keys")
         if info.nbytes < rule.words["small_bytes"]:
             return None, f"smaller than {rule.words['small_bytes']} bytes"
         if info.nbytes // dtype.itemsize > _MOST:
             return None, f"more than {_MOST} elements"
         return rule, ""
 
+    def _rule(self, key: Key) -> Rule | None:
+        return next((rule for rule in reversed(self._rules) if rule.names(key)), None)
+
     def check_tables(self, infos: Sequence[KeyInfo]) -> None:
-        """Refuse to compress row-sparse keys that were asked for by name.
+        """Refuse row-sparse keys that were asked for by name with a codec of dense keys.
 
         Raises:
             NotYetError: There is one.
         """
         for info in infos:
-            if info.is_table and any(
-                rule.keys is not None and rule.names(info.key) for rule in self._rules
-            ):
-                raise NotYetError(
-                    f"compression of row-sparse keys ({info.key!r}) is not there yet")
+            rule = self._rule(info.key) if info.is_table else None
+            if rule and rule.keys is not None and isinstance(rule.codec, Stateful):
+                raise NotYetError(f"{rule.codec.name} of row-sparse keys ({info.key!r}) is not "
+                                  "there yet")
 
     @property
     def is_lr_scaled(self) -> bool:
@@ -144,6 +150,12 @@ class Compression:
     def coder(self, info: KeyInfo, rule: Rule) -> KeyCoder:
         """Return what a key is encoded with, by its rule."""
         coder = self._coders.of(info.key, info.nbytes // info.dtype.itemsize)
+        if rule.words["lr_scaled"]:
+            coder.follow(self.rates.of(info.key))
+        return coder
+
+    def _row_coder(self, info: KeyInfo, rule: Rule) -> RowCoder:
+        coder = self._coders.of_rows(info.key, math.prod(info.shape[1:]), info.shape[0])
         if rule.words["lr_scaled"]:
             coder.follow(self.rates.of(info.key))
         return coder
@@ -160,7 +172,7 @@ class Compression:
 
     def encode(
         self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool, *,
-        lent: bool = False,
+        lent: bool = False, tables: Sequence[PushedRows] = (),
     ) -> Coding:
         """Encode what of a call's values is compressed, in their places.
 
@@ -173,6 +185,7 @@ class Compression:
             pool: Gives memory for less long.
             lent: The values stay as they are until the call has ended, so that a chunk can be
                 encoded when it is sent.
+            tables: What is pushed of the row-sparse keys; those encoded get their `coded`.
 
         Raises:
             TensorError: A value that is NaN or infinite, of a key whose rule does not skip these:
@@ -187,10 +200,16 @@ class Compression:
             (place, _Rows(slab, plan, self, slabs[place]))
             for place, slab in enumerate(plan.slabs) if slab.rule is not None
         ]
+        sparse = [
+            CodingRows(each, rule, self._row_coder(each.info, rule), self._seed)
+            for each, rule in zip(tables, plan.table_rules, strict=True) if rule is not None
+        ]
         for _, one in jobs:
             one.check(self._rank)
         for _, some in rows:
             some.check(self._rank)
+        for each in sparse:
+            each.check(self._rank)
         coding = Coding()
         try:
             for place, one in jobs:
@@ -201,28 +220,12 @@ class Compression:
                 )
             for place, some in rows:
                 slabs[place] = some.encode(take, coding, self._seed)
+            for each in sparse:
+                each.encode(take, coding)
         except BaseException:
             coding.put_back()
             raise
         return coding
-
-
-class Coding:
-    """What one call has encoded, until it is known that it will be sent."""
-
-    def __init__(self) -> None:
-        self.undo: list[Callable[[], None]] = []
-        self.sent_bytes = 0
-
-    def watch(self, op: Operation) -> None:
-        """Put all back if the call ends before it was given a clock."""
-        op.on_end(lambda ended: None if ended.counted else self.put_back())
-
-    def put_back(self) -> None:
-        """Let the residuals be what they would be without this call."""
-        undo, self.undo = self.undo, []
-        for each in undo:
-            each()
 
 
 class _Large:

@@ -15,14 +15,19 @@ from asyncps.tensor.rowfeedback import RowCoder
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept of a key: what was not sent (None: nothing), and how often it was encoded."""
+    """What is kept of a key: what was not sent (None: nothing), how often it was encoded, and
+    what its codec keeps beside (None: nothing)."""
 
     residual: Floats | None
     pushes: int
+    extra: Floats | None = None
 
     def told(self, key: Key) -> KeptKey:
-        """Return it without the array."""
-        return KeptKey(key, 0 if self.residual is None else self.residual.size, self.pushes)
+        """Return it without the arrays."""
+        return KeptKey(key, _size(self.residual), self.pushes, _size(self.extra))
+
+
+_NOTHING = Kept(None, 0)
 
 
 class Coders:
@@ -30,7 +35,7 @@ class Coders:
 
     def __init__(self) -> None:
         self._by_key: dict[Key, KeyCoder] = {}
-        self._pushes: dict[Key, int] = {}  # that were loaded, of keys that have no coder yet
+        self._waiting: dict[Key, Kept] = {}  # was loaded, of keys that have no coder yet
         self._lock = threading.Lock()  # two threads may push a key for the first time
 
     def __getitem__(self, key: Key) -> KeyCoder:
@@ -51,7 +56,8 @@ class Coders:
                 coder = self._by_key.get(key)
                 if coder is None:
                     coder = KeyCoder(elements)
-                    coder.pushes = self._pushes.pop(key, 0)
+                    loaded = self._waiting.pop(key, _NOTHING)
+                    coder.pushes, coder.extra = loaded.pushes, loaded.extra
                     self._by_key[key] = coder
         return coder
 
@@ -67,15 +73,16 @@ class Coders:
             coder = self._by_key.get(key)
             if coder is None:
                 coder = self._by_key[key] = RowCoder(width, rows)
-                coder.pushes = self._pushes.pop(key, 0)
+                coder.pushes = self._waiting.pop(key, _NOTHING).pushes
             assert isinstance(coder, RowCoder)
             return coder
 
     def kept(self) -> dict[Key, Kept]:
         """Return what there is to save, of keys with something: views, while nothing is pushed."""
-        found = {key: Kept(coder.residual, coder.pushes) for key, coder in self}
+        found = dict(self._waiting)
+        found |= {key: Kept(coder.residual, coder.pushes, coder.extra) for key, coder in self}
         return {key: kept for key, kept in found.items()
-                if kept.residual is not None or kept.pushes}
+                if kept.pushes or kept.residual is not None or kept.extra is not None}
 
     def take(self, found: Mapping[Key, Kept], rates: Mapping[Key, Rate | None]) -> None:
         """Let this be all that is kept.
@@ -84,11 +91,15 @@ class Coders:
             found: By key; the arrays are ours from now on.
             rates: The learning rates that they are meant for.
         """
-        nothing = Kept(None, 0)
-        self._pushes = {key: kept.pushes for key, kept in found.items()}
+        self._waiting = dict(found)
         for key, kept in found.items():
             if kept.residual is not None:
                 self.of(key, kept.residual.size)
         for key, coder in self:
-            kept = found.get(key, nothing)
-            coder.restore(kept.residual, kept.pushes, rates.get(key))
+            self._waiting.pop(key, None)
+            kept = found.get(key, _NOTHING)
+            coder.restore(kept.residual, kept.pushes, rates.get(key), kept.extra)
+
+
+def _size(array: Floats | None) -> int:
+    return 0 if array is None else array.size

@@ -234,7 +234,7 @@ class Loading:
         if self._weights:
             self._fresh += [spec for spec in tables if spec.key not in ready]
             self._check_fresh()
-            if reader.residuals:
+            if reader.residuals or reader.extras:
                 self.regiving = Regiving(reader)
                 self.regiving.compare(specs, self._path)
         for key, slots in reader.state.items():

@@ -139,6 +139,7 @@ async def save(
         state,
         {table.key: (table.words, table.entries) for table in tables},
         {} if keeping is None else keeping.entries,
+        {} if keeping is None else keeping.extras,
     )
     meta = {
         **({} if keeping is None else keeping.meta),

@@ -88,10 +88,14 @@ class KeyCoder:
             self.residual *= np.float32(factor)
             self._bound = math.inf
 
-    def restore(self, residual: Floats | None, pushes: int, rate: Rate | None) -> None:
-        """Take what was saved; the array is ours from now on."""
+    def restore(
+        self, residual: Floats | None, pushes: int, rate: Rate | None,
+        extra: Floats | None = None,
+    ) -> None:
+        """Take what was saved; the arrays are ours from now on."""
         with self._lock:
             self.residual, self.pushes, self._rate = residual, pushes, rate
+            self.extra = extra
             self._bound = 0.0 if residual is None else math.inf
 
     def count_nonfinite(self, g: Floats) -> tuple[int, int]:

@@ -164,7 +164,10 @@ class RowCoder(KeyCoder):
                 self._moment += 1
                 self.rests.scale(factor, _SAFE / factor)
 
-    def restore(self, residual: Floats | None, pushes: int, rate: Rate | None) -> None:
+    def restore(
+        self, residual: Floats | None, pushes: int, rate: Rate | None,
+        extra: Floats | None = None,
+    ) -> None:
         """Have nothing left of any row."""
         with self._lock:
             self.pushes, self._rate = pushes, rate

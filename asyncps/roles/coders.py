@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from asyncps.protocol.messages import Key
 from asyncps.protocol.parcels import KeptKey
+from asyncps.roles.keptrows import join_ids, split_ids, summed
 from asyncps.tensor.codecs import Floats
 from asyncps.tensor.feedback import KeyCoder, Rate
 from asyncps.tensor.rowfeedback import RowCoder
@@ -16,15 +17,18 @@ from asyncps.tensor.rowfeedback import RowCoder
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What is kept of a key: what was not sent (None: nothing), how often it was encoded, and
-    what its codec keeps beside (None: nothing)."""
+    what its codec keeps beside (None: nothing); or, of a row-sparse key, which rows it is of. Such
+    a key has a width, the elements of a row."""
 
     residual: Floats | None
     pushes: int
     extra: Floats | None = None
+    width: int = 0
 
     def told(self, key: Key) -> KeptKey:
         """Return it without the arrays."""
-        return KeptKey(key, _size(self.residual), self.pushes, _size(self.extra))
+        return KeptKey(key, _size(self.residual), self.pushes, _size(self.extra),
+                       self.width)
 
 
 _NOTHING = Kept(None, 0)
@@ -61,26 +65,23 @@ class Coders:
                     self._by_key[key] = coder
         return coder
 
-    def of_rows(self, key: Key, width: int, rows: int) -> RowCoder:
-        """Return the coder of a row-sparse key, made if need be.
-
-        Args:
-            key: Its name.
-            width: Elements of a row.
-            rows: Of the table.
-        """
+    def of_rows(self, key: Key, width: int) -> RowCoder:
+        """Return the coder of a row-sparse key with so many elements in a row, made if need be."""
         with self._lock:
             coder = self._by_key.get(key)
             if coder is None:
-                coder = self._by_key[key] = RowCoder(width, rows)
+                coder = self._by_key[key] = RowCoder(width)
                 coder.pushes = self._waiting.pop(key, _NOTHING).pushes
             assert isinstance(coder, RowCoder)
             return coder
 
     def kept(self) -> dict[Key, Kept]:
-        """Return what there is to save, of keys with something: views, while nothing is pushed."""
+        """Return what there is to save, of keys with something: views, while nothing is pushed.
+
+        Of row-sparse keys copies.
+        """
         found = dict(self._waiting)
-        found |= {key: Kept(coder.residual, coder.pushes, coder.extra) for key, coder in self}
+        found |= {key: _kept(coder) for key, coder in self}
         return {key: kept for key, kept in found.items()
                 if kept.pushes or kept.residual is not None or kept.extra is not None}
 
@@ -93,12 +94,28 @@ class Coders:
         """
         self._waiting = dict(found)
         for key, kept in found.items():
-            if kept.residual is not None:
+            if kept.width:
+                self.of_rows(key, kept.width)
+            elif kept.residual is not None:
                 self.of(key, kept.residual.size)
         for key, coder in self:
             self._waiting.pop(key, None)
             kept = found.get(key, _NOTHING)
-            coder.restore(kept.residual, kept.pushes, rates.get(key), kept.extra)
+            if isinstance(coder, RowCoder) and kept.residual is not None:
+                assert kept.extra is not None
+                ids, rests = summed(join_ids(kept.extra), kept.residual, coder.width)
+                coder.restore_rows(ids, rests, kept.pushes, rates.get(key))
+            else:
+                coder.restore(kept.residual, kept.pushes, rates.get(key), kept.extra)
+
+
+def _kept(coder: KeyCoder) -> Kept:
+    if not isinstance(coder, RowCoder):
+        return Kept(coder.residual, coder.pushes, coder.extra)
+    ids, rests = coder.rows()
+    if not ids.size:
+        return Kept(None, coder.pushes, None, coder.width)
+    return Kept(rests, coder.pushes, split_ids(ids), coder.width)
 
 
 def _size(array: Floats | None) -> int:

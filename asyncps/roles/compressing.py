@@ -116,11 +116,11 @@ class Compression:
         dtype = dtypes.by_name(info.spec.dtype)
         if dtype.sum != np.float32:
             return None, f"its dtype is {dtype.name}"
-        if not info.nbytes:
-            return None, "it has no elements"
         if info.is_table:  # that a push of it is small is seen when it comes
             is_there = not isinstance(rule.codec, Stateful)
             return (rule, "") if is_there else (None, f"{rule.codec.name} is of dense keys")
+        if not info.nbytes:
+            return None, "it has no elements"
         if info.nbytes < rule.words["small_bytes"]:
             return None, f"smaller than {rule.words['small_bytes']} bytes"
         if info.nbytes // dtype.itemsize > _MOST:
@@ -155,7 +155,7 @@ class Compression:
         return coder
 
     def _row_coder(self, info: KeyInfo, rule: Rule) -> RowCoder:
-        coder = self._coders.of_rows(info.key, math.prod(info.shape[1:]), info.shape[0])
+        coder = self._coders.of_rows(info.key, math.prod(info.shape[1:]))
         if rule.words["lr_scaled"]:
             coder.follow(self.rates.of(info.key))
         return coder

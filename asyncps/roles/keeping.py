@@ -84,11 +84,13 @@ class Keeping:
     def __exit__(self, *raised: Any) -> None:
         self._stack.close()
 
-    async def begin(self, elements: Mapping[Key, int]) -> None:
+    async def begin(self, elements: Mapping[Key, int], widths: Mapping[Key, int]) -> None:
         """Hear from all ranks what they have.
 
         Args:
-            elements: Of each key that is saved; what is said of others is left out.
+            elements: Of each dense key that is saved.
+            widths: The elements of a row, of each row-sparse one. What is said of other keys is
+                left out.
 
         Raises:
             CheckpointError: A rank has another number of elements of a key.
@@ -106,11 +108,15 @@ class Keeping:
             self._keys[rank] = await carrier.begin()
         for rank, keys in self._keys.items():
             for each in keys:
+                if each.width != widths.get(each.key, 0 if each.key in elements else each.width):
+                    raise CheckpointError("a worker has kept other rows than there are",
+                                          key=each.key, rank=rank, got=each.width,
+                                          expected=widths.get(each.key, 0))
                 if each.elements not in (0, elements.get(each.key, each.elements)):
                     raise CheckpointError(
                         "a worker has not sent another number of elements than there are",
                         key=each.key, rank=rank, expected=elements[each.key], got=each.elements)
-        self._elements = elements
+        self._saved = elements.keys() | widths.keys()
 
     @property
     def entries(self) -> dict[Key, dict[int, int]]:
@@ -126,7 +132,7 @@ class Keeping:
         found: dict[Key, dict[int, int]] = {}
         for rank, keys in self._keys.items():
             for each in keys:
-                if count(each) and each.key in self._elements:
+                if count(each) and each.key in self._saved:
                     found.setdefault(each.key, {})[rank] = count(each)
         return found
 
@@ -137,7 +143,7 @@ class Keeping:
         for keys in self._keys.values():
             for each in keys:
                 pushes[each.key] = max(each.pushes, pushes.get(each.key, 0))
-        told = [[key, count] for key, count in pushes.items() if key in self._elements]
+        told = [[key, count] for key, count in pushes.items() if key in self._saved]
         if not self.entries and not self.extras:
             return {}
         return {KEPT: {"ranks": sorted(self._ranks), "pushes": told}}

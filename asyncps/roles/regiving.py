@@ -15,7 +15,8 @@ import numpy as np
 from asyncps.errors import CheckpointError
 from asyncps.protocol.messages import Key, KeySpec
 from asyncps.protocol.parcels import KeptKey
-from asyncps.roles.carrying import ITEM, Carrier, Stream
+from asyncps.roles import keptrows
+from asyncps.roles.carrying import ITEM, Carrier, Part, Stream
 from asyncps.roles.client import Client
 from asyncps.roles.coders import Kept
 from asyncps.roles.compressing import Compression
@@ -44,6 +45,7 @@ class Regiving:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._pushes = _pushes_of(reader.meta)
+        self._tables: dict[Key, KeySpec] = {}
 
     def compare(self, specs: Mapping[Key, KeySpec], path: str) -> None:
         """Compare with the keys as they will be; nothing changes.
@@ -52,9 +54,16 @@ class Regiving:
             CheckpointError: Something is kept of a key that is not there, or is another size, or
                 codecs keep more or less of it at one rank than at another.
         """
-        for key, ranks in self._reader.extras.items():
+        for key in self._reader.residuals | self._reader.extras:
             spec = specs.get(key)
-            if spec is None or spec.rows is not None:
+            if spec is not None and spec.rows is not None:
+                self._tables[key] = spec
+                keptrows.compare(key, spec, self._reader.residuals.get(key, {}),
+                                 self._reader.extras.get(key, {}))
+        for key, ranks in self._reader.extras.items():
+            if key in self._tables:
+                continue
+            if key not in specs:
                 raise CheckpointError("what a codec keeps of a key that is not there", key=key,
                                       got=path)
             shapes = sorted({slot.entry.shape for slot in ranks.values()})
@@ -63,8 +72,10 @@ class Regiving:
                                       expected="as many elements at each rank, and some",
                                       got=shapes)
         for key, ranks in self._reader.residuals.items():
+            if key in self._tables:
+                continue
             spec = specs.get(key)
-            if spec is None or spec.rows is not None:
+            if spec is None:
                 raise CheckpointError("what was not sent of a key that is not there", key=key,
                                       got=path)
             expected = size_of(spec) // spec.itemsize
@@ -87,6 +98,9 @@ class Regiving:
                 if not np.isfinite(piece).all():
                     what = "what a codec keeps" if is_extra else "what was not sent"
                     raise CheckpointError(f"{what} is not finite", key=key, rank=rank)
+            if is_extra and key in self._tables:
+                rows = self._tables[key].shape[0]
+                keptrows.check_ids(self._reader, key, rank, slot, rows)
 
     def _slots(self) -> Iterator[tuple[Key, int, bool, Slot]]:
         for is_extra, found in ((False, self._reader.residuals), (True, self._reader.extras)):
@@ -110,7 +124,7 @@ class Regiving:
             sources = self._sources(place, len(ranks), self._reader.residuals)
             extras = self._sources(place, len(ranks), self._reader.extras)
             keys = [KeptKey(key, sources.get(key, _NONE)[0], self._pushes.get(key, 0),
-                            extras.get(key, _NONE)[0])
+                            extras.get(key, _NONE)[0], self._width(key))
                     for key in sources | extras | self._pushes]
             stream = Stream(keys)
 
@@ -121,7 +135,9 @@ class Regiving:
                 for part in stream.parts(begin, len(view)):
                     key = keys[part.place].key
                     target = view[part.at : part.at + part.size]
-                    if part.is_extra:
+                    if key in self._tables:
+                        self._read_joined(key, sources[key][1], part, target)
+                    elif part.is_extra:
                         self._reader.read_kept(key, extras[key][1][0], True, part.begin, target)
                     else:
                         self._read(key, sources[key][1], part.begin, target)
@@ -148,8 +164,25 @@ class Regiving:
         for key, ranks in kept.items():
             of = sorted(rank for rank in ranks if rank % count == place)
             if of:
-                found[key] = ranks[of[0]].entry.shape[0], of
+                counted = of if key in self._tables else of[:1]
+                found[key] = sum(ranks[rank].entry.shape[0] for rank in counted), of
         return found
+
+    def _width(self, key: Key) -> int:
+        spec = self._tables.get(key)
+        return 0 if spec is None else keptrows.width_of(spec)
+
+    def _read_joined(self, key: Key, ranks: Sequence[int], part: Part, view: memoryview) -> None:
+        """Read what ranks have kept of rows, one behind the other."""
+        slots = (self._reader.extras if part.is_extra else self._reader.residuals)[key]
+        begin, stop, first = part.begin, part.begin + part.size, 0
+        for rank in ranks:
+            last = first + slots[rank].entry.nbytes
+            low, high = max(begin, first), min(stop, last)
+            if low < high:
+                self._reader.read_kept(key, rank, part.is_extra, low - first,
+                                       view[low - begin : high - begin])
+            first = last
 
     def _read(self, key: Key, ranks: Sequence[int], begin: int, view: memoryview) -> None:
         self._reader.read_kept(key, ranks[0], False, begin, view)
@@ -207,7 +240,7 @@ def _room(keys: Sequence[KeptKey]) -> tuple[dict[Key, Kept], list[_Views]]:
     pairs: list[tuple[Floats, Floats]] = [
         (np.empty(each.elements, np.float32), np.empty(each.extra, np.float32)) for each in keys]
     found = {each.key: Kept(residual if residual.size else None, each.pushes,
-                            extra if extra.size else None)
+                            extra if extra.size else None, each.width)
              for each, (residual, extra) in zip(keys, pairs, strict=True)}
     return found, [(residual.view(np.uint8).data, extra.view(np.uint8).data)
                    for residual, extra in pairs]

@@ -71,17 +71,18 @@ class RowCoder(KeyCoder):
 
     Args:
         width: Elements of a row.
-        rows: Of the whole table.
 
     Attributes:
         rests: What was not sent, by row.
+        width: As given.
     """
 
-    __slots__ = ("_moment", "rests")
+    __slots__ = ("_moment", "rests", "width")
 
-    def __init__(self, width: int, rows: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__(0)
-        self.rests = RowRests(width, rows)
+        self.width = width
+        self.rests = RowRests(width)
         self._moment = 0
 
     def gather(self, ids: Ids) -> Gathered:
@@ -173,6 +174,24 @@ class RowCoder(KeyCoder):
             self.pushes, self._rate = pushes, rate
             self._moment += 1
             self.rests.clear()
+
+    def restore_rows(self, ids: Ids, rests: Floats, pushes: int, rate: Rate | None) -> None:
+        """Take what was saved.
+
+        Args:
+            ids: int64, unique.
+            rests: float32, what is left of these rows.
+            pushes: How often the key was encoded.
+            rate: The learning rate that it is meant for.
+        """
+        self.restore(None, pushes, rate)
+        with self._lock:
+            self.rests.put(ids, rests)
+
+    def rows(self) -> tuple[Ids, Floats]:
+        """Return the rows with something left, ascending, and what that is; copies."""
+        with self._lock:
+            return self.rests.items()
 
     def error_norm(self) -> float:
         """As `KeyCoder.error_norm`, of all rows with something left."""

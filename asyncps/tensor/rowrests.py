@@ -19,7 +19,7 @@ from asyncps.tensor.rowsparse import Ids
 from asyncps_ext import quantize
 from asyncps_ext.sparse_index import RowIndex
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 _FEW = 256  # slots that are not worth moving
 
 
@@ -28,19 +28,17 @@ class RowRests:
 
     Args:
         width: Elements of a row.
-        rows: Of the whole table.
     """
 
-    def __init__(self, width: int, rows: int) -> None:
+    def __init__(self, width: int) -> None:
         self._width = width
-        self._rows = rows
         self.clear()
 
     def clear(self) -> None:
         """Have nothing left."""
         self._index = RowIndex()
         self._blocks = RowBlocks(
-            np.dtype(np.float32), self._width, self._rows, block_bytes=BLOCK_BYTES)
+            np.dtype(np.float32), self._width, 1 << 62, block_bytes=BLOCK_BYTES)
         self._alive: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by slot: it is not all zero
         self._live = 0
 
@@ -131,7 +129,7 @@ class RowRests:
             self._alive = more
 
     def _move_together(self) -> None:
-        kept = RowRests(self._width, self._rows)
+        kept = RowRests(self._width)
         ids, rests = self.items()
         if ids.size:
             kept.put(ids, rests)

@@ -45,7 +45,7 @@ PUSHES = st.lists(
 
 @given(PUSHES)
 def test_rests_are_those_of_a_dict(pushes: list[tuple[set[int], int, str]]) -> None:
-    rests, model = RowRests(WIDTH, ROWS), {row: np.zeros(WIDTH, "f4") for row in range(ROWS)}
+    rests, model = RowRests(WIDTH), {row: np.zeros(WIDTH, "f4") for row in range(ROWS)}
     for chosen, seed, what in pushes:
         ids = np.array(sorted(chosen), np.int64)
         chance = np.random.default_rng(seed)
@@ -66,8 +66,8 @@ def test_rests_are_those_of_a_dict(pushes: list[tuple[set[int], int, str]]) -> N
 
 
 def test_memory_goes_by_the_rows_with_something_left() -> None:
-    width, rows = 64, 1 << 40
-    rests = RowRests(width, rows)
+    width = 64
+    rests = RowRests(width)
     for begin in range(0, 100_000, 1000):  # rows far apart, each pushed once
         ids = (np.arange(begin, begin + 1000, dtype=np.int64)) * (1 << 20)
         rests.put(ids, np.ones(1000 * width, "f4"))
@@ -84,7 +84,7 @@ def test_memory_goes_by_the_rows_with_something_left() -> None:
 
 
 def test_rows_of_which_nothing_is_left_are_not_kept() -> None:
-    rests = RowRests(2, 1 << 50)
+    rests = RowRests(2)
     for begin in range(0, 10_000, 100):
         ids = np.arange(begin, begin + 100, dtype=np.int64)
         rests.put(ids, np.zeros(200, "f4"))
@@ -94,7 +94,7 @@ def test_rows_of_which_nothing_is_left_are_not_kept() -> None:
 
 @every
 def test_all_that_was_sent_and_is_kept_is_all_that_was_pushed(spec: dict[str, Any]) -> None:
-    coder, codec = RowCoder(WIDTH, ROWS), made(spec)
+    coder, codec = RowCoder(WIDTH), made(spec)
     chance = np.random.default_rng(3)
     total, sent = np.zeros((ROWS, WIDTH)), np.zeros((ROWS, WIDTH))
     for turn in range(30):
@@ -123,7 +123,7 @@ def test_all_that_was_sent_and_is_kept_is_all_that_was_pushed(spec: dict[str, An
 
 @every
 def test_what_is_put_back_was_never_sent(spec: dict[str, Any]) -> None:
-    coder, codec = RowCoder(WIDTH, ROWS), made(spec)
+    coder, codec = RowCoder(WIDTH), made(spec)
     first, second = ids_of(1, 5, 9), ids_of(0, 5, 9, 11)
     g = np.random.default_rng(4).normal(size=12).astype("f4")
     coder.encode_rows(codec, first, g[:9], 36, [(0, 9)], take, [1], coder.gather(first))
@@ -136,7 +136,7 @@ def test_what_is_put_back_was_never_sent(spec: dict[str, Any]) -> None:
 
 
 def test_another_threads_push_between_gathering_and_encoding_is_not_lost() -> None:
-    coder, codec, ids = RowCoder(1, ROWS), made({"type": "2bit"}), ids_of(7)
+    coder, codec, ids = RowCoder(1), made({"type": "2bit"}), ids_of(7)
     gathered = coder.gather(ids)
     coder.encode_rows(
         codec, ids, np.full(1, 0.3, "f4"), 4, [(0, 1)], take, [0], coder.gather(ids))
@@ -147,7 +147,7 @@ def test_another_threads_push_between_gathering_and_encoding_is_not_lost() -> No
 
 
 def test_what_breaks_off_changes_nothing() -> None:
-    coder, codec, ids = RowCoder(2, ROWS), made({"type": "onebit"}), ids_of(3, 4)
+    coder, codec, ids = RowCoder(2), made({"type": "onebit"}), ids_of(3, 4)
     coder.encode_rows(
         codec, ids, np.arange(4, dtype="f4"), 16, [(0, 4)], take, [0], coder.gather(ids))
     before = coder.gather(ids).rests
@@ -163,7 +163,7 @@ def test_what_breaks_off_changes_nothing() -> None:
 
 @pytest.mark.parametrize("name", AS_STORED)
 def test_values_that_go_as_they_are_stored_take_along_what_is_left(name: str) -> None:
-    coder, ids = RowCoder(2, ROWS), ids_of(3, 4)
+    coder, ids = RowCoder(2), ids_of(3, 4)
     g = np.array([0.3, -0.2, 0.1, 0.4], "f4")
     coder.encode_rows(made({"type": "2bit"}), ids, g, 16, [(0, 4)], take, [0], coder.gather(ids))
     codec = AS_STORED[name]
@@ -176,7 +176,7 @@ def test_values_that_go_as_they_are_stored_take_along_what_is_left(name: str) ->
 
 
 def test_without_feedback_nothing_is_kept() -> None:
-    coder, codec, ids = RowCoder(2, ROWS), made({"type": "2bit"}), ids_of(3)
+    coder, codec, ids = RowCoder(2), made({"type": "2bit"}), ids_of(3)
     g = np.full(2, 0.4, "f4")
     coder.encode_rows(codec, ids, g, 8, [(0, 2)], take, [0], coder.gather(ids))
     (payload,) = coder.encode_rows(codec, ids, g, 8, [(0, 2)], take, [0], None)
@@ -185,7 +185,7 @@ def test_without_feedback_nothing_is_kept() -> None:
 
 
 def test_what_is_kept_follows_the_rate() -> None:
-    coder, codec, ids = RowCoder(2, ROWS), made({"type": "2bit"}), ids_of(3, 8)
+    coder, codec, ids = RowCoder(2), made({"type": "2bit"}), ids_of(3, 8)
     coder.follow(Rate("sgd", 0.1))
     coder.encode_rows(
         codec, ids, np.full(4, 0.4, "f4"), 16, [(0, 4)], take, [0], coder.gather(ids))
@@ -198,7 +198,7 @@ def test_what_is_kept_follows_the_rate() -> None:
 
 
 def test_a_gradient_is_judged_with_what_is_left_of_its_rows() -> None:
-    coder = RowCoder(1, ROWS)
+    coder = RowCoder(1)
     most = np.float32(np.finfo("f4").max)
     g = np.array([1, most, np.nan], "f4")
     assert coder.count_nonfinite_rows(g[:2], None) == (0, -1)

@@ -2,7 +2,7 @@
 
 An index gives each row a slot in the order in which it first had something left, as in a table. A
 row of which nothing is left stays in its slot as zeros, until most slots are like that: then all
-others move together. So a push costs what its own rows cost, and memory goes by the rows with
+others move together. The first slot is a row of zeros that stands for all rows without one. So a push costs what its own rows cost, and memory goes by the rows with
 something left, of which there are as many as were pushed at most.
 """
 
@@ -59,17 +59,8 @@ class RowRests:
         """
         if not self._live:
             return np.zeros(ids.size * self._width, np.float32)
-        slots = np.empty(ids.size, np.int64)
-        self._index.lookup(ids, slots)
-        known = slots >= 0
-        if known.all():
-            out = np.empty(ids.size * self._width, np.float32)
-            self._blocks.gather(slots, out)
-            return out
-        out = np.zeros(ids.size * self._width, np.float32)
-        found = np.empty(np.count_nonzero(known) * self._width, np.float32)
-        self._blocks.gather(slots[known], found)
-        out.reshape(-1, self._width)[known] = found.reshape(-1, self._width)
+        out = np.empty(ids.size * self._width, np.float32)
+        self._blocks.gather(self._slots(ids), out)
         return out
 
     def put(self, ids: Ids, rests: Floats) -> None:
@@ -80,16 +71,15 @@ class RowRests:
             rests: float32[ids.size * width]; only read.
         """
         left: npt.NDArray[np.bool_] = np.any(rests.reshape(-1, self._width), axis=1)
-        slots = np.empty(ids.size, np.int64)
-        self._index.lookup(ids, slots)
-        fresh = left & (slots < 0)
+        slots = self._slots(ids)
+        fresh = left & (slots == 0)
         many = int(np.count_nonzero(fresh))
         if many:
             self._grow(len(self._index) + many)
             mine = np.empty(many, np.int64)
             self._index.insert(ids[fresh], mine)
-            slots[fresh] = mine
-        known = slots >= 0
+            slots[fresh] = mine + 1
+        known = slots > 0
         if not known.all():
             left, slots = left[known], slots[known]
             rests = rests.reshape(-1, self._width)[known].reshape(-1)
@@ -115,14 +105,25 @@ class RowRests:
 
     def items(self) -> tuple[Ids, Floats]:
         """Return the rows with something left, ascending, and what that is; copies."""
-        ids = np.sort(self._index.items()[self._alive[: len(self._index)]])
+        ids = np.sort(self._index.items()[self._alive[1 : len(self._index) + 1]])
         return ids, self.gather(ids)
 
     def _spans(self) -> list[tuple[int, int]]:
-        return list(self._blocks.spans(0, len(self._index), 1 << 62))
+        return list(self._blocks.spans(1, len(self._index) + 1, 1 << 62))
 
-    def _grow(self, slots: int) -> None:
+    def _slots(self, ids: Ids) -> Ids:
+        """Where rows lie; 0 of those that are not there."""
+        slots = np.empty(ids.size, np.int64)
+        self._index.lookup(ids, slots)
+        slots += 1
+        return slots
+
+    def _grow(self, rows: int) -> None:
+        slots = rows + 1
+        is_first = not self._blocks.blocks
         self._blocks.grow(slots)
+        if is_first:
+            self._blocks.view(0, 1)[:] = 0
         if slots > self._alive.size:
             more = np.zeros(max(slots, 2 * self._alive.size), np.bool_)
             more[: self._alive.size] = self._alive

@@ -230,6 +230,7 @@ class Core(RowCalls):
         self._check_open()
         chosen = optim.resolve(optimizer, hyper)
         self.client.check_rate(chosen.hyper)
+        self.client.check_momentum(chosen.hyper)
         await self.flush()
         await self.worker.set_optimizer(self.client, chosen.name, chosen.hyper, keep=keep)
 
@@ -238,6 +239,7 @@ class Core(RowCalls):
         self._check_open()
         words = codecs.checked(spec)
         self.client.check_rate(self.client.hyper, words)
+        self.client.check_momentum(self.client.hyper, words)
         named = keys
         if keys is not None and not isinstance(keys, str):
             named = list(as_keys(keys)[0])
@@ -262,6 +264,7 @@ class Core(RowCalls):
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
         checked = optim.checked(optim.by_name(name), hyper)
         self.client.check_rate(checked)
+        self.client.check_momentum({**self.client.hyper, **checked})
         await self.worker.set_hyper(self.client, checked)
 
     async def flush(self) -> None:

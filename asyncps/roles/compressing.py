@@ -6,7 +6,7 @@ it later, before it has a clock, has its values put back into the residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,15 @@ from asyncps.errors import NotYetError
 from asyncps.protocol.messages import Key, StoreConfig
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.coders import Coders
+from asyncps.roles.coding import Coding
 from asyncps.roles.landing import FLAGS
+from asyncps.roles.momenta import check_momentum
 from asyncps.roles.nonfinite import is_skipped
-from asyncps.roles.operation import Operation
 from asyncps.roles.plan import bound_of
 from asyncps.roles.rates import Rates
 from asyncps.tensor import codecs, dtypes
-from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
-from asyncps.tensor.feedback import KeyCoder
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Stateful, Take, cut_room
+from asyncps.tensor.feedback import KeyCoder, Rate
 from asyncps.tensor.pool import Bytes, SharedPool
 from asyncps_ext.seeds import seed_of
 
@@ -51,14 +52,20 @@ def check_store(config: StoreConfig, words: Words) -> None:
 class Rule:
     """What was said once: these keys, with this codec."""
 
-    def __init__(self, keys: Keys, words: Words) -> None:
+    def __init__(self, keys: Keys, words: Words, workers: int) -> None:
         self.keys = keys
         self.words = words
         self.feedback = bool(words["error_feedback"])
         self.skips = words["nonfinite"] == "skip"
-        self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
+        self.codec = codecs.made(words, workers)  # of all its keys: slabs of these travel as one
         self.pull = FLAGS.get(words["pull"], 0)  # how answers of its float32 keys travel
-        self.amount = float(words.get(codecs.DELTAS.get(words["type"], ""), 0))
+        self.changes = codecs.made_for_changes(words)  # or by what codec, and how much
+
+    def follow(self, coder: KeyCoder, rate: Rate | None) -> None:
+        """Let what a key has kept follow its learning rate, if it is to."""
+        if self.words["lr_scaled"]:
+            extra = isinstance(self.codec, Stateful) and self.codec.scales_extra
+            coder.follow(rate, extra=extra)
 
     def names(self, key: Key) -> bool:
         """Tell whether it speaks of a key."""
@@ -74,6 +81,7 @@ class Compression:
 
     Args:
         rank: This worker's.
+        workers: How many the job has.
         job: What random places are drawn for: the same at all workers.
         store: The store's number.
 
@@ -81,8 +89,9 @@ class Compression:
         rates: What is known of the learning rates of its keys.
     """
 
-    def __init__(self, rank: int, job: str, store: int) -> None:
+    def __init__(self, rank: int, workers: int, job: str, store: int) -> None:
         self._rank = rank
+        self._workers = workers
         self._seed = (job, store)
         self.rates = Rates()
         self._rules: list[Rule] = []
@@ -94,7 +103,7 @@ class Compression:
         What a key has not sent stays, whatever its codec was.
         """
         self._rules = [rule for rule in self._rules if rule.keys != keys]
-        self._rules.append(Rule(keys, words))
+        self._rules.append(Rule(keys, words, self._workers))
 
     @property
     def is_set(self) -> bool:
@@ -144,8 +153,7 @@ class Compression:
     def coder(self, info: KeyInfo, rule: Rule) -> KeyCoder:
         """Return what a key is encoded with, by its rule."""
         coder = self._coders.of(info.key, info.nbytes // info.dtype.itemsize)
-        if rule.words["lr_scaled"]:
-            coder.follow(self.rates.of(info.key))
+        rule.follow(coder, self.rates.of(info.key))
         return coder
 
     @property
@@ -153,10 +161,23 @@ class Compression:
         """What each key has not sent."""
         return self._coders
 
-    def scaled_keys(self, infos: Mapping[Key, KeyInfo]) -> list[Key]:
-        """Return the keys whose residuals follow the learning rate."""
-        return [key for key, _ in self._coders if key in infos
-                and (rule := self.rule_of(infos[key])[0]) and rule.words["lr_scaled"]]
+    def follow(self, infos: Mapping[Key, KeyInfo]) -> None:
+        """Let what all keys have kept follow the learning rates of now."""
+        for key, coder in self._coders:
+            if key in infos and (rule := self.rule_of(infos[key])[0]):
+                rule.follow(coder, self.rates.of(key))
+
+    def check_momentum(self, hyper: Mapping[str, Any]) -> None:
+        """Refuse an optimizer with a momentum where a rule that counts has one.
+
+        Raises:
+            ConfigError: It names both.
+        """
+        for rule in reversed(self._rules):
+            if rule.codec.owns_momentum:
+                check_momentum(hyper, rule.words)
+            if rule.keys is None:
+                return
 
     def encode(
         self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool, *,
@@ -207,24 +228,6 @@ class Compression:
         return coding
 
 
-class Coding:
-    """What one call has encoded, until it is known that it will be sent."""
-
-    def __init__(self) -> None:
-        self.undo: list[Callable[[], None]] = []
-        self.sent_bytes = 0
-
-    def watch(self, op: Operation) -> None:
-        """Put all back if the call ends before it was given a clock."""
-        op.on_end(lambda ended: None if ended.counted else self.put_back())
-
-    def put_back(self) -> None:
-        """Let the residuals be what they would be without this call."""
-        undo, self.undo = self.undo, []
-        for each in undo:
-            each()
-
-
 class _Large:
     """A large key of a call."""
 
@@ -245,9 +248,9 @@ class _Large:
         """Refuse a NaN or an infinity, or take note that it is to be skipped."""
         wide = self._widened()
         try:
-            self.skipped = is_skipped(
-                self._coder, _floats(self._view) if wide is None else wide.view(np.float32),
-                self._info.key, rank, skip=self._rule.skips)
+            g = _floats(self._view) if wide is None else wide.view(np.float32)
+            self.skipped = is_skipped(self._coder, g, self._info.key, rank,
+                                      skip=self._rule.skips, codec=self.codec)
         finally:
             if wide is not None:
                 self._pool.give(wide)
@@ -347,7 +350,7 @@ class _Rows:
         for place, (info, coder, row) in enumerate(
             zip(self._infos, self._coders, self._rows(), strict=True)
         ):
-            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips):
+            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips, codec=self._codec):
                 self._skipped.add(place)
 
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:

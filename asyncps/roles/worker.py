@@ -195,7 +195,7 @@ class Worker:
         message = messages.SetCompression(client.number, keys, words)
         await self.questions.ask(message, "to set the compression")
         compression = client.compression or Compression(
-            self.node.rank, self.config.job, client.number
+            self.node.rank, self.node.num_workers, self.config.job, client.number
         )
         compression.add(keys, words)
         client.use_compression(compression)

@@ -23,7 +23,7 @@ from asyncps.tensor.rowfeedback import AS_STORED, Gathered, RowCoder
 from asyncps_ext.seeds import seed_of
 
 if TYPE_CHECKING:
-    from asyncps.roles.compressing import Rule
+    from asyncps.roles.rules import Rule
 
 _MOST = 1 << 32  # values of one push: indices are u32
 

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncps.errors import NotYetError
-from asyncps.protocol.messages import Key, StoreConfig
+from asyncps.protocol.messages import Key
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.coders import Coders
 from asyncps.roles.coding import Coding
 from asyncps.roles.codingrows import CodingRows, PushedRows
-from asyncps.roles.landing import FLAGS
+from asyncps.roles.momenta import check_momentum
 from asyncps.roles.nonfinite import is_skipped
-from asyncps.roles.plan import bound_of
 from asyncps.roles.rates import Rates
-from asyncps.tensor import codecs, dtypes
+from asyncps.roles.rules import Keys, Rule, Words
+from asyncps.tensor import dtypes
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Stateful, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
@@ -36,47 +35,13 @@ if TYPE_CHECKING:
 
 _MOST = 1 << 32  # elements of a key: indices are u32
 
-Words = dict[str, Any]  # as `codecs.checked` returns them
-Keys = None | str | list[Key]  # all, a pattern of str keys, or these
-
-
-def check_store(config: StoreConfig, words: Words) -> None:
-    """Refuse what a store's type does not have.
-
-    Raises:
-        NotYetError: Changes of values are pulled in rounds only.
-    """
-    if words["pull"] is True and bound_of(config) != 0:
-        raise NotYetError(f"pull=True in a store of type {config.type} is not there yet: it is of "
-                          "dist_sync")
-
-
-class Rule:
-    """What was said once: these keys, with this codec."""
-
-    def __init__(self, keys: Keys, words: Words) -> None:
-        self.keys = keys
-        self.words = words
-        self.feedback = bool(words["error_feedback"])
-        self.skips = words["nonfinite"] == "skip"
-        self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
-        self.pull = FLAGS.get(words["pull"], 0)  # how answers of its float32 keys travel
-        self.amount = float(words.get(codecs.DELTAS.get(words["type"], ""), 0))
-
-    def names(self, key: Key) -> bool:
-        """Tell whether it speaks of a key."""
-        if self.keys is None:
-            return True
-        if isinstance(self.keys, str):
-            return isinstance(key, str) and fnmatchcase(key, self.keys)
-        return any(type(key) is type(one) and key == one for one in self.keys)
-
 
 class Compression:
     """The rules of one store at one worker, and what each key has not sent.
 
     Args:
         rank: This worker's.
+        workers: How many the job has.
         job: What random places are drawn for: the same at all workers.
         store: The store's number.
 
@@ -84,8 +49,9 @@ class Compression:
         rates: What is known of the learning rates of its keys.
     """
 
-    def __init__(self, rank: int, job: str, store: int) -> None:
+    def __init__(self, rank: int, workers: int, job: str, store: int) -> None:
         self._rank = rank
+        self._workers = workers
         self._seed = (job, store)
         self.rates = Rates()
         self._rules: list[Rule] = []
@@ -97,7 +63,7 @@ class Compression:
         What a key has not sent stays, whatever its codec was.
         """
         self._rules = [rule for rule in self._rules if rule.keys != keys]
-        self._rules.append(Rule(keys, words))
+        self._rules.append(Rule(keys, words, self._workers))
 
     @property
     def is_set(self) -> bool:
@@ -150,14 +116,12 @@ class Compression:
     def coder(self, info: KeyInfo, rule: Rule) -> KeyCoder:
         """Return what a key is encoded with, by its rule."""
         coder = self._coders.of(info.key, info.nbytes // info.dtype.itemsize)
-        if rule.words["lr_scaled"]:
-            coder.follow(self.rates.of(info.key))
+        rule.follow(coder, self.rates.of(info.key))
         return coder
 
     def _row_coder(self, info: KeyInfo, rule: Rule) -> RowCoder:
         coder = self._coders.of_rows(info.key, math.prod(info.shape[1:]))
-        if rule.words["lr_scaled"]:
-            coder.follow(self.rates.of(info.key))
+        rule.follow(coder, self.rates.of(info.key))
         return coder
 
     @property
@@ -165,10 +129,23 @@ class Compression:
         """What each key has not sent."""
         return self._coders
 
-    def scaled_keys(self, infos: Mapping[Key, KeyInfo]) -> list[Key]:
-        """Return the keys whose residuals follow the learning rate."""
-        return [key for key, _ in self._coders if key in infos
-                and (rule := self.rule_of(infos[key])[0]) and rule.words["lr_scaled"]]
+    def follow(self, infos: Mapping[Key, KeyInfo]) -> None:
+        """Let what all keys have kept follow the learning rates of now."""
+        for key, coder in self._coders:
+            if key in infos and (rule := self.rule_of(infos[key])[0]):
+                rule.follow(coder, self.rates.of(key))
+
+    def check_momentum(self, hyper: Mapping[str, Any]) -> None:
+        """Refuse an optimizer with a momentum where a rule that counts has one.
+
+        Raises:
+            ConfigError: It names both.
+        """
+        for rule in reversed(self._rules):
+            if rule.codec.owns_momentum:
+                check_momentum(hyper, rule.words)
+            if rule.keys is None:
+                return
 
     def encode(
         self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool, *,
@@ -248,9 +225,9 @@ class _Large:
         """Refuse a NaN or an infinity, or take note that it is to be skipped."""
         wide = self._widened()
         try:
-            self.skipped = is_skipped(
-                self._coder, _floats(self._view) if wide is None else wide.view(np.float32),
-                self._info.key, rank, skip=self._rule.skips)
+            g = _floats(self._view) if wide is None else wide.view(np.float32)
+            self.skipped = is_skipped(self._coder, g, self._info.key, rank,
+                                      skip=self._rule.skips, codec=self.codec)
         finally:
             if wide is not None:
                 self._pool.give(wide)
@@ -350,7 +327,7 @@ class _Rows:
         for place, (info, coder, row) in enumerate(
             zip(self._infos, self._coders, self._rows(), strict=True)
         ):
-            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips):
+            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips, codec=self._codec):
                 self._skipped.add(place)
 
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:

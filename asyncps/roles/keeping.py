@@ -24,8 +24,7 @@ def kept_of(client: Client) -> dict[Key, Kept]:
     if compression is None:
         return {}
     compression.rates.use(client.optimizer, client.hyper)
-    for key in compression.scaled_keys(client.keys):
-        compression.coders[key].follow(compression.rates.of(key))
+    compression.follow(client.keys)
     return compression.coders.kept()
 
 

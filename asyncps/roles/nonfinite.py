@@ -8,13 +8,15 @@ import numpy as np
 
 from asyncps.errors import TensorError
 from asyncps.protocol.messages import Key
-from asyncps.tensor.codecs import Floats
+from asyncps.tensor.codecs import Codec, Floats
 from asyncps.tensor.feedback import KeyCoder
 
 log = logging.getLogger(__name__)
 
 
-def is_skipped(coder: KeyCoder, g: Floats, key: Key, rank: int, *, skip: bool) -> bool:
+def is_skipped(
+    coder: KeyCoder, g: Floats, key: Key, rank: int, *, skip: bool, codec: Codec | None = None
+) -> bool:
     """Tell whether a gradient, on top of what was not sent, is none that can be sent.
 
     Args:
@@ -22,11 +24,12 @@ def is_skipped(coder: KeyCoder, g: Floats, key: Key, rank: int, *, skip: bool) -
         g: float32, the gradient.
         key, rank: Whose.
         skip: Say so; else it is an error.
+        codec: By which it is to be encoded, if that keeps more than what is not sent.
 
     Raises:
         TensorError: It is not finite, and nobody said that it may be skipped.
     """
-    bad, at = coder.count_nonfinite(g)
+    bad, at = coder.count_nonfinite(g, codec)
     return bool(bad) and is_told(coder, g, coder.residual, bad, at, key, rank, skip=skip)
 
 

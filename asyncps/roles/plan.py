@@ -18,7 +18,8 @@ from asyncps.transport.request import Request
 
 if TYPE_CHECKING:
     from asyncps.roles.changes import Copy
-    from asyncps.roles.compressing import Compression, Rule
+    from asyncps.roles.compressing import Compression
+    from asyncps.roles.rules import Rule
 
 __all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "bound_of",
            "describe", "describe_rows"]

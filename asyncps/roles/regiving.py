@@ -231,7 +231,7 @@ def install(
         if not carried:
             return
         compression = client.compression = Compression(
-            worker.node.rank, worker.config.job, client.number)
+            worker.node.rank, worker.node.num_workers, worker.config.job, client.number)
     compression.rates.use(client.optimizer, client.hyper)
     compression.coders.take(found, {key: compression.rates.of(key) for key in found})
 

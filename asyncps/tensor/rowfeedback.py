@@ -152,7 +152,7 @@ class RowCoder(KeyCoder):
                 codec.add(rests[begin:stop], payload, seed)
             self.rests.put(ids, rests)
 
-    def follow(self, rate: Rate | None) -> None:
+    def follow(self, rate: Rate | None, *, extra: bool = False) -> None:
         """As `KeyCoder.follow`, of all rows."""
         if rate == self._rate:
             return

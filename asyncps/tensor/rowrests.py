@@ -2,8 +2,9 @@
 
 An index gives each row a slot in the order in which it first had something left, as in a table. A
 row of which nothing is left stays in its slot as zeros, until most slots are like that: then all
-others move together. The first slot is a row of zeros that stands for all rows without one. So a push costs what its own rows cost, and memory goes by the rows with
-something left, of which there are as many as were pushed at most.
+others move together. The first slot is a row of zeros that stands for all rows without one. So a
+push costs what its own rows cost, and memory goes by the rows with something left, of which there
+are as many as were pushed at most.
 """
 
 from __future__ import annotations

@@ -33,12 +33,10 @@ def test_scenario_holds_for_two_workers_and_two_servers(
 def test_scenario_holds_for_other_sizes_of_cluster(
     scenario: Scenario, workers: int, servers: int
 ) -> None:
-    if workers == 1 and scenario is scenarios.beyond_the_window:
-        pytest.skip("one worker waits for nobody")
     on_cluster(scenario, workers=workers, servers=servers, order="rank")
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", [name for name in TYPES if "dgc" not in name])
 @pytest.mark.parametrize(("type", "dtype"), [
     ("dist_sync", "f4"), ("dist_sync", BF16), ("dist_async", "f4"), ("dist_ssp", "f4"),
 ])  # fmt: skip

@@ -175,6 +175,29 @@ def test_an_encoding_that_breaks_off_leaves_all(
     assert np.isfinite(key.push(np.ones(9000, "f4"))).all()
 
 
+def test_a_momentum_that_is_divided_back_is_no_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = Key(100, momentum=1e-10)
+    key.coder.restore(np.zeros(100, "f4"), 1, None, np.full(100, 2.5e38, "f4"))
+
+    def break_off(*_: Any) -> Any:
+        raise Broken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DGC, "_cut", break_off)
+        with pytest.raises(Broken):
+            key.push(np.full(100, 2.0**118, "f4"))  # of which 1e-10 * 2.5e38 is half a last bit
+    assert np.isfinite(key.u).all()
+    assert np.isfinite(key.push(np.ones(100, "f4"))).all()
+
+
+def test_a_momentum_beside_sums_that_cancel_is_looked_at() -> None:
+    key, g = Key(100), np.zeros(100, "f4")
+    key.coder.restore(g.copy(), 3, None, np.full(100, 3e38, "f4"))
+    assert key.coder.count_nonfinite(g, key.codec) == (0, -1)
+    key.coder.encode(key.codec, g, 400, key.pieces, take, [0], shape=(100,))
+    assert key.coder.count_nonfinite(g, key.codec) == (99, 1)  # 2.7e38 and 2.43e38 more
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_gradient_that_is_not_finite_is_found(bad: float) -> None:
     key = Key(100)

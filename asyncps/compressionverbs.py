@@ -62,8 +62,8 @@ class CompressionVerbs(CompressionReports):
                 list of keys, or None for all. Of several calls that name a key the last one counts.
 
         Earlier pushes are accepted first. What a key has not sent yet stays when its codec changes.
-        Of row-sparse keys the values of the pushed rows are encoded, and what is not sent is kept by
-        row.
+        Of row-sparse keys the values of the pushed rows are encoded, and what is not sent is kept
+        by row.
 
         Raises:
             ConfigError: An unknown type or option; the known ones are listed. Or dgc, which has the

@@ -27,16 +27,18 @@ class CompressionReports:
         """
         return self._core.compression_report()
 
-    def _use_rate(self, rate: Any) -> None:
-        """A trainer updates at the workers, at this learning rate.
+    def _use_own(self, hyper: Mapping[str, Any]) -> None:
+        """A trainer updates at the workers, with these hyper-parameters.
 
         Raises:
-            ConfigError: A compression is to follow it, and it is a schedule.
+            ConfigError: A compression is to follow the learning rate, and it is a schedule; or has
+                a momentum, as the trainer has.
         """
         client = self._core.client
-        client.check_rate({"learning_rate": rate})
+        client.check_rate(hyper)
+        client.check_momentum(hyper)
         if client.compression is not None:
-            client.compression.rates.use_own(rate)
+            client.compression.rates.use_own(hyper.get("learning_rate"))
 
 
 class CompressionVerbs(CompressionReports):
@@ -51,18 +53,21 @@ class CompressionVerbs(CompressionReports):
 
         Args:
             compression_params: `type` is f16, bf16, int8, 1bit, 2bit, onebit, topk, threshold,
-                randomk or powersgd; beside it options: see docs/compression.md. With `pull` "f16"
-                or "bf16" the answers of pull and pushpull of float32 keys take half their bytes,
-                and `out` holds the nearest such value, as float32. With `pull` True (topk,
-                threshold, randomk; in dist_sync) they bring changes only, and `out` holds what all
-                workers hold.
+                randomk, dgc or powersgd; beside it options: see docs/compression.md. With `pull`
+                "f16" or "bf16" the answers of pull and pushpull of float32 keys take half their
+                bytes, and `out` holds the nearest such value, as float32. With `pull` True (topk,
+                threshold, randomk, dgc; in dist_sync) they bring changes only, and `out` holds what
+                all workers hold.
             keys: A pattern of str keys (as in a shell: `layer*.weight`), a key that is an int, a
                 list of keys, or None for all. Of several calls that name a key the last one counts.
 
         Earlier pushes are accepted first. What a key has not sent yet stays when its codec changes.
+        Of row-sparse keys the values of the pushed rows are encoded, and what is not sent is kept
+        by row.
 
         Raises:
-            ConfigError: An unknown type or option; the known ones are listed.
+            ConfigError: An unknown type or option; the known ones are listed. Or dgc, which has the
+                momentum, beside an optimizer with one.
             Disagreement: Another worker said something else.
             NotYetError: A documented type or option that is not there yet.
         """

@@ -25,7 +25,7 @@ from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, bound_of
 from asyncps.roles.shortcut import Attempt, Shortcut
 from asyncps.roles.worker import Worker
-from asyncps.tablecall import RowCalls
+from asyncps.tablecall import RowCalls, TableCall
 from asyncps.tablevalues import declared
 from asyncps.tensor import codecs, dtypes
 from asyncps.values import (
@@ -123,11 +123,11 @@ class Core(RowCalls):
         """Build a push."""
         self._check_push(plan)
         if plan.tables:
-            return self.rows_call("push", plan, keys, values, priority, copy=copy)
+            return self._coded(self.rows_call("push", plan, keys, values, priority, copy=copy))
         outgoing = self._outgoing(plan, keys, values, copy=copy)
         op = Operation("push", lent=not copy)
         call = self._build(op, plan, outgoing, None, keys, priority)
-        return self._coded(call, outgoing) if plan.coded else call
+        return self._coded(call)
 
     def pull(self, plan: Plan, keys: Any, out: Any, priority: int) -> Call:
         """Build a pull."""
@@ -141,14 +141,15 @@ class Core(RowCalls):
         """Build a pushpull; of row-sparse keys it returns the rows that it has pushed."""
         self._check_push(plan)
         if plan.tables and len(plan.tables) == len(plan.infos):
-            return self.rows_call("pushpull", plan, keys, values, priority, out=out, pull=True)
+            return self._coded(self.rows_call(
+                "pushpull", plan, keys, values, priority, out=out, pull=True))
         self.check_dense(plan, "pushpull beside dense keys", "a call of their own")
         outgoing = self._outgoing(plan, keys, values, copy=False)
         incoming = self._incoming(plan, keys, values if out is None else out)
         call = self._build(
             Operation("pushpull", lent=True), plan, outgoing, incoming, keys, priority
         )
-        return self._coded(call, outgoing) if plan.coded else call
+        return self._coded(call)
 
     def assign(self, plan: Plan, keys: Any, values: Any) -> Call:
         """Build an assign."""
@@ -230,6 +231,7 @@ class Core(RowCalls):
         self._check_open()
         chosen = optim.resolve(optimizer, hyper)
         self.client.check_rate(chosen.hyper)
+        self.client.check_momentum(chosen.hyper)
         await self.flush()
         await self.worker.set_optimizer(self.client, chosen.name, chosen.hyper, keep=keep)
 
@@ -238,6 +240,7 @@ class Core(RowCalls):
         self._check_open()
         words = codecs.checked(spec)
         self.client.check_rate(self.client.hyper, words)
+        self.client.check_momentum(self.client.hyper, words)
         named = keys
         if keys is not None and not isinstance(keys, str):
             named = list(as_keys(keys)[0])
@@ -262,6 +265,7 @@ class Core(RowCalls):
             raise OptimizerError("no optimizer is set", expected="set_optimizer first")
         checked = optim.checked(optim.by_name(name), hyper)
         self.client.check_rate(checked)
+        self.client.check_momentum({**self.client.hyper, **checked})
         await self.worker.set_hyper(self.client, checked)
 
     async def flush(self) -> None:
@@ -345,14 +349,15 @@ class Core(RowCalls):
             raise OptimizerError(f"a {self.type} store applies each push when it comes",
                                  expected="set_optimizer before the first push")
 
-    def _coded(self, call: Call, outgoing: Outgoing) -> Call:
+    def _coded(self, call: Call) -> Call:
         """Encode what of a call's values is compressed: nothing here can refuse it any more."""
-        compression = self.client.compression
-        assert compression is not None
+        compression, outgoing = self.client.compression, call.outgoing
+        if compression is None or outgoing is None or not call.plan.coded:
+            return call
         compression.rates.use(self.client.optimizer, self.client.hyper)
         coding = compression.encode(
             call.plan, outgoing.large, outgoing.slabs, outgoing.take, self.client.pool,
-            lent=call.op.lent,
+            lent=call.op.lent, tables=call.contributions if isinstance(call, TableCall) else (),
         )
         outgoing.copied_bytes += coding.sent_bytes
         call.op.on_success(outgoing.release)

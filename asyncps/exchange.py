@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,19 +42,19 @@ class Travel:
             self.parameter.put_gradients()
 
 
-def exchange(store: Any, travels: Sequence[Travel], rate: Any = None) -> None:
+def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) -> None:
     """Push all gradients and pull what comes of them; returns when all is in its place.
 
     Args:
         store: Of a cluster, or a local one.
         travels: What goes, and where what comes is put.
-        rate: The learning rate of who updates here, for what compression has kept.
+        hyper: Hyper-parameters of who updates, for what compression has kept.
 
     Raises:
         AsyncPSError: The first failure, when all have ended: until then arrays are being written.
     """
-    if hasattr(store, "_use_rate"):
-        store._use_rate(rate)
+    if hasattr(store, "_use_own"):
+        store._use_own(hyper)
     sparse = [each for each in travels if each.parameter.sparse]
     dense = [each for each in travels if not each.parameter.sparse]
     small = [each for each in dense if each.parameter.nbytes <= _SMALL_BYTES]

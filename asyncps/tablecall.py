@@ -68,9 +68,12 @@ class TableCall(Call):
 
     def _send_rows(self) -> None:
         client, op = self._client, self.op
-        write = tablework.assign if op.verb == "assign" else tablework.push
         for each in self.contributions:
-            write(client, op, each.info, each.ids, each.values, self._priority)
+            if op.verb == "assign":
+                tablework.assign(client, op, each.info, each.ids, each.values, self._priority)
+            else:
+                tablework.push(client, op, each.info, each.ids, each.values, self._priority,
+                               each.coded)
         for fetch in self.fetches:
             out = fetch.array.reshape(-1).view("u1").data
             tablework.pull(client, op, fetch.info, fetch.ids, out, self._priority)
@@ -125,8 +128,9 @@ class RowCalls:
         if verb != "assign" and client.optimizer is not None:
             check_optimizer(client.optimizer)
         rows = [
-            Contribution(info, given[index], copy=copy, pool=client.pool)
-            for index, info in plan.tables
+            Contribution(info, given[index], copy=copy, pool=client.pool,
+                         encoded=rule is not None and verb != "assign")
+            for (index, info), rule in zip(plan.tables, plan.table_rules, strict=True)
         ]
         fetches: list[Fetch] = []
         if pull:
@@ -134,7 +138,7 @@ class RowCalls:
             check_apart([each.info.key for each in rows], outs)
             fetches = [Fetch(each.info, each.ids, place)
                        for each, place in zip(rows, outs, strict=True)]
-        dense = None if pull else Outgoing(plan, given, copy=copy, pool=client.pool)
+        dense = Outgoing(plan, given, copy=copy, pool=client.pool)
         op = Operation(verb, lent=not copy)
         return self._table_call(op, plan, dense, keys, priority).with_rows(rows, fetches)
 

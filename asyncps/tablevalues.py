@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError
 from asyncps.initializer import Initializer, Zero
+from asyncps.roles.coded import Payload
 from asyncps.roles.plan import KeyInfo, describe_rows
 from asyncps.tensor import dtypes, firstrows
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, SharedPool
@@ -104,10 +105,12 @@ class Contribution:
         value: A RowSparse, or a list of those of several devices, which are summed.
         copy: The caller keeps its memory.
         pool: Where a copy of large values lives until `release`.
+        encoded: They will be encoded before the call returns: only the ids need be copied.
 
     Attributes:
         ids: Strictly ascending.
         values: Bytes of the rows.
+        coded: What each server's part is sent as; None: its values.
         copied_bytes: What copies take.
 
     Raises:
@@ -115,17 +118,23 @@ class Contribution:
         ShapeMismatch, DtypeMismatch: It is not of its key's shape or dtype.
     """
 
-    __slots__ = ("_pool", "_pooled", "copied_bytes", "ids", "info", "values")
+    __slots__ = ("_pool", "_pooled", "coded", "copied_bytes", "ids", "info", "values")
 
-    def __init__(self, info: KeyInfo, value: Any, *, copy: bool, pool: SharedPool) -> None:
+    def __init__(
+        self, info: KeyInfo, value: Any, *, copy: bool, pool: SharedPool, encoded: bool = False
+    ) -> None:
         self.info = info
         self._pool = pool
         self._pooled: Bytes | None = None
         self.copied_bytes = 0
+        self.coded: list[Payload | memoryview | None] | None = None
         found = merged_rows(value, info.key)
         check_like(found, info.key, info.shape, info.dtype)
         self.ids, self.values = found.rows, as_bytes(found.values)
-        if copy:
+        if encoded:
+            self.ids = self.ids.copy()
+            self.copied_bytes = self.ids.nbytes
+        elif copy:
             self.copied_bytes = found.nbytes
             if not (isinstance(value, (list, tuple)) and len(value) > 1):
                 self.ids = self.ids.copy()

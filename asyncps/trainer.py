@@ -387,7 +387,7 @@ class Trainer:
         exchange(self._store, [
             Travel(each, self._key(each), order[each.key], weights=self._on_store)
             for each in chosen
-        ], self._optimizer.hyper.get("learning_rate"))
+        ], self._optimizer.hyper)
 
     def _update(self, chosen: list[Parameter]) -> None:
         """Run the optimizer here, on each device's weights with that device's gradient."""

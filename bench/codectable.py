@@ -24,6 +24,8 @@ CODECS: dict[str, Spec | None] = {
     "threshold": {"type": "threshold", "threshold": 2.5},
     "randomk": {"type": "randomk", "ratio": 0.1},
     "powersgd": {"type": "powersgd", "rank": 2},
+    # Without a momentum, so that what arrives is what was pushed; the work is the same.
+    "dgc": {"type": "dgc", "ratio": 0.01, "momentum": 0.0},
     "f16, pulls too": {"type": "f16", "pull": "f16"},
     # layers of 4 KiB and more: half of what is sent would be dense else
     "topk, pulls too": {"type": "topk", "ratio": 0.01, "pull": True, "small_bytes": 4096},
@@ -34,6 +36,8 @@ TRAINED: dict[str, Spec] = {
     "2bit": {"type": "2bit", "threshold": 4.0, "small_bytes": SMALL_BYTES},
     "1bit": {"type": "1bit", "threshold": 0.0, "small_bytes": SMALL_BYTES},
     "threshold": {"type": "threshold", "threshold": 1.0},
+    # The servers' SGD has no momentum then; the warm-up is an epoch of MNIST's 5,000.
+    "dgc": {"type": "dgc", "ratio": 0.01, "momentum": 0.9, "warmup": 40},
 }
 BOTH_WAYS = "topk, pulls too"
 
@@ -67,9 +71,9 @@ def payload_bytes(spec: Spec, x: np.ndarray) -> int | None:
         "f16": 2 * n, "bf16": 2 * n, "int8": n + 4 * math.ceil(n / 256),
         "1bit": 4 * math.ceil(n / 32), "2bit": 4 * math.ceil(n / 16),
     }  # fmt: skip
-    if spec["type"] in ("topk", "randomk"):
+    if spec["type"] in ("topk", "randomk", "dgc"):
         k = min(n, max(1, math.ceil(spec["ratio"] * n - 1e-9)))
-        return (8 if spec["type"] == "topk" else 4) * k
+        return (4 if spec["type"] == "randomk" else 8) * k
     return sizes.get(spec["type"])
 
 
@@ -101,7 +105,7 @@ def check_sent(spec: Spec, x: np.ndarray, sent: np.ndarray) -> str:
         want, rtol = np.where(x >= 0, scale, -scale), 1e-6
     elif kind == "threshold":
         want = np.where(size >= np.float32(spec["threshold"]), x, np.float32(0))
-    elif kind == "topk":
+    elif kind in ("topk", "dgc"):  # the first push of dgc
         k = payload_bytes(spec, x) or 0
         order = np.argsort(-size, kind="stable")[: k // 8]  # of equal ones the lower index
         want = np.zeros_like(x)

@@ -46,7 +46,10 @@ def trained(codecs: list[str]) -> Iterator[tuple[str, list[str]]]:
         except NotYetError as error:
             print(f"compression {name:16} left out: {error}", flush=True)
             continue
-        yield name, [] if spec is None else ["--compression", words(spec)]
+        more = [] if spec is None else ["--compression", words(spec)]
+        if spec is not None and spec["type"] == "dgc":  # which has the momentum
+            more += ["--momentum", "0"]
+        yield name, more
 
 
 def command(told: argparse.Namespace, seed: int, more: list[str]) -> list[str]:

@@ -39,11 +39,15 @@ class Collect(Message, tag=105):
 
 
 class KeptKey(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker has kept of a key: how many float32, and how often it was encoded."""
+    """What a worker has kept of a key: how many float32 that were not sent, how often it was
+    encoded, and how many float32 its codec keeps beside them. A row-sparse key has a width, the
+    elements of a row: of each row there are so many, and three beside them that say which it is."""
 
     key: Key
     elements: int
     pushes: int
+    extra: int = 0
+    width: int = 0
 
 
 def encode_list(keys: list[KeptKey]) -> bytes:
@@ -61,6 +65,8 @@ def decode_list(data: Any) -> list[KeptKey]:
         found = msgspec.msgpack.decode(data, type=list[KeptKey])
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"not a list of what is kept: {error}") from None
-    if any(not 0 <= each.elements <= 1 << 32 or not 0 <= each.pushes < 1 << 62 for each in found):
+    if any(not 0 <= each.elements <= 1 << 32 or not 0 <= each.extra <= 1 << 32
+           or not 0 <= each.pushes < 1 << 62 or each.width < 0
+           or (each.width and 3 * each.elements != each.extra * each.width) for each in found):
         raise RemoteProtocolError("a list of what cannot be kept")
     return found

@@ -39,32 +39,35 @@ Use = Callable[[int, memoryview], Awaitable[None]]  # these are the bytes from h
 
 
 class Part(NamedTuple):
-    """Some bytes of one array: which, from where in it, how many, and where in what is carried."""
+    """Some bytes of one array: of which key, from where in it, how many, and where in what is
+    carried; and whether it is the key's extra."""
 
     place: int
     begin: int
     size: int
     at: int
+    is_extra: bool = False
 
 
 class Stream:
-    """Arrays one behind the other.
+    """Arrays one behind the other: of each key what was not sent, then its extra.
 
     Args:
         keys: What they are.
     """
 
     def __init__(self, keys: Sequence[KeptKey]) -> None:
-        self._edges = [0, *accumulate(each.elements * ITEM for each in keys)]
+        self._edges = [0, *accumulate(
+            count * ITEM for each in keys for count in (each.elements, each.extra))]
         self.total = self._edges[-1]
 
     def parts(self, begin: int, size: int) -> Iterator[Part]:
         """Yield what of which array bytes [begin, begin + size) are."""
-        for place in range(bisect_right(self._edges, begin) - 1, len(self._edges) - 1):
-            low, high = self._edges[place], self._edges[place + 1]
+        for array in range(bisect_right(self._edges, begin) - 1, len(self._edges) - 1):
+            low, high = self._edges[array], self._edges[array + 1]
             first, last = max(begin, low), min(begin + size, high)
             if first < last:
-                yield Part(place, first - low, last - first, first - begin)
+                yield Part(array // 2, first - low, last - first, first - begin, array % 2 == 1)
             if high >= begin + size:
                 return
 

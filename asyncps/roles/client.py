@@ -286,7 +286,6 @@ class Client(Directory):
 
     def _post_held(self, unit: RemoteUnit, held: Held) -> None:
         if isinstance(held, HeldRows):
-            assert not isinstance(held.value, Payload)
             post_rows(
                 self, held.op, held.kind, unit, held.step, held.named, held.value, held.priority,
                 held=True,

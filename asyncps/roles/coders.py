@@ -8,20 +8,30 @@ from dataclasses import dataclass
 
 from asyncps.protocol.messages import Key
 from asyncps.protocol.parcels import KeptKey
+from asyncps.roles.keptrows import join_ids, split_ids, summed
 from asyncps.tensor.codecs import Floats
 from asyncps.tensor.feedback import KeyCoder, Rate
+from asyncps.tensor.rowfeedback import RowCoder
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept of a key: what was not sent (None: nothing), and how often it was encoded."""
+    """What is kept of a key: what was not sent (None: nothing), how often it was encoded, and
+    what its codec keeps beside (None: nothing); or, of a row-sparse key, which rows it is of. Such
+    a key has a width, the elements of a row."""
 
     residual: Floats | None
     pushes: int
+    extra: Floats | None = None
+    width: int = 0
 
     def told(self, key: Key) -> KeptKey:
-        """Return it without the array."""
-        return KeptKey(key, 0 if self.residual is None else self.residual.size, self.pushes)
+        """Return it without the arrays."""
+        return KeptKey(key, _size(self.residual), self.pushes, _size(self.extra),
+                       self.width)
+
+
+_NOTHING = Kept(None, 0)
 
 
 class Coders:
@@ -34,7 +44,7 @@ class Coders:
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
         self._by_key: dict[Key, KeyCoder] = {}
-        self._pushes: dict[Key, int] = {}  # that were loaded, of keys that have no coder yet
+        self._waiting: dict[Key, Kept] = {}  # was loaded, of keys that have no coder yet
         self._lock = threading.Lock()  # two threads may push a key for the first time
 
     def __getitem__(self, key: Key) -> KeyCoder:
@@ -55,15 +65,30 @@ class Coders:
                 coder = self._by_key.get(key)
                 if coder is None:
                     coder = KeyCoder(elements, self._threads)
-                    coder.pushes = self._pushes.pop(key, 0)
+                    loaded = self._waiting.pop(key, _NOTHING)
+                    coder.pushes, coder.extra = loaded.pushes, loaded.extra
                     self._by_key[key] = coder
         return coder
 
+    def of_rows(self, key: Key, width: int) -> RowCoder:
+        """Return the coder of a row-sparse key with so many elements in a row, made if need be."""
+        with self._lock:
+            coder = self._by_key.get(key)
+            if coder is None:
+                coder = self._by_key[key] = RowCoder(width)
+                coder.pushes = self._waiting.pop(key, _NOTHING).pushes
+            assert isinstance(coder, RowCoder)
+            return coder
+
     def kept(self) -> dict[Key, Kept]:
-        """Return what there is to save, of keys with something: views, while nothing is pushed."""
-        found = {key: Kept(coder.residual, coder.pushes) for key, coder in self}
+        """Return what there is to save, of keys with something: views, while nothing is pushed.
+
+        Of row-sparse keys copies.
+        """
+        found = dict(self._waiting)
+        found |= {key: _kept(coder) for key, coder in self}
         return {key: kept for key, kept in found.items()
-                if kept.residual is not None or kept.pushes}
+                if kept.pushes or kept.residual is not None or kept.extra is not None}
 
     def take(self, found: Mapping[Key, Kept], rates: Mapping[Key, Rate | None]) -> None:
         """Let this be all that is kept.
@@ -72,11 +97,31 @@ class Coders:
             found: By key; the arrays are ours from now on.
             rates: The learning rates that they are meant for.
         """
-        nothing = Kept(None, 0)
-        self._pushes = {key: kept.pushes for key, kept in found.items()}
+        self._waiting = dict(found)
         for key, kept in found.items():
-            if kept.residual is not None:
+            if kept.width:
+                self.of_rows(key, kept.width)
+            elif kept.residual is not None:
                 self.of(key, kept.residual.size)
         for key, coder in self:
-            kept = found.get(key, nothing)
-            coder.restore(kept.residual, kept.pushes, rates.get(key))
+            self._waiting.pop(key, None)
+            kept = found.get(key, _NOTHING)
+            if isinstance(coder, RowCoder) and kept.residual is not None:
+                assert kept.extra is not None
+                ids, rests = summed(join_ids(kept.extra), kept.residual, coder.width)
+                coder.restore_rows(ids, rests, kept.pushes, rates.get(key))
+            else:
+                coder.restore(kept.residual, kept.pushes, rates.get(key), kept.extra)
+
+
+def _kept(coder: KeyCoder) -> Kept:
+    if not isinstance(coder, RowCoder):
+        return Kept(coder.residual, coder.pushes, coder.extra)
+    ids, rests = coder.rows()
+    if not ids.size:
+        return Kept(None, coder.pushes, None, coder.width)
+    return Kept(rests, coder.pushes, split_ids(ids), coder.width)
+
+
+def _size(array: Floats | None) -> int:
+    return 0 if array is None else array.size

@@ -22,8 +22,9 @@ from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
 
 if TYPE_CHECKING:
-    from asyncps.roles.compressing import Compression, Rule
+    from asyncps.roles.compressing import Compression
     from asyncps.roles.plan import KeyInfo, Plan, SlabPlan
+    from asyncps.roles.rules import Rule
 
 _MOST_AT_ONCE = 4 << 20  # bytes of a key that the loop encodes at once, in a millisecond or few
 
@@ -81,9 +82,9 @@ class Large:
         """Refuse a NaN or an infinity, or take note that it is to be skipped."""
         wide = self._widened()
         try:
-            self.skipped = is_skipped(
-                self._coder, _floats(self._view) if wide is None else wide.view(np.float32),
-                self._info.key, rank, skip=self._rule.skips)
+            g = _floats(self._view) if wide is None else wide.view(np.float32)
+            self.skipped = is_skipped(self._coder, g, self._info.key, rank,
+                                      skip=self._rule.skips, codec=self.codec)
         finally:
             if wide is not None:
                 self._pool.give(wide)
@@ -215,7 +216,7 @@ class Rows:
         for place, (info, coder, row) in enumerate(
             zip(self._infos, self._coders, self._rows(), strict=True)
         ):
-            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips):
+            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips, codec=self._codec):
                 self._skipped.add(place)
 
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:

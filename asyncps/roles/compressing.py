@@ -6,63 +6,30 @@ it later, before it has a clock, has its values put back into the residuals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncps.errors import NotYetError
-from asyncps.protocol.messages import Key, StoreConfig
+from asyncps.protocol.messages import Key
 from asyncps.roles.coders import Coders
 from asyncps.roles.coding import Coding, Large, Rows
-from asyncps.roles.landing import FLAGS
-from asyncps.roles.plan import bound_of
+from asyncps.roles.codingrows import CodingRows, PushedRows
+from asyncps.roles.momenta import check_momentum
 from asyncps.roles.rates import Rates
-from asyncps.tensor import codecs, dtypes
+from asyncps.roles.rules import Keys, Rule, Words
+from asyncps.tensor import dtypes
 from asyncps.tensor.codecs import Stateful, Take
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import SharedPool
+from asyncps.tensor.rowfeedback import RowCoder
 
 if TYPE_CHECKING:
     from asyncps.roles.plan import KeyInfo, Plan
 
 _MOST = 1 << 32  # elements of a key: indices are u32
-
-Words = dict[str, Any]  # as `codecs.checked` returns them
-Keys = None | str | list[Key]  # all, a pattern of str keys, or these
-
-
-def check_store(config: StoreConfig, words: Words) -> None:
-    """Refuse what a store's type does not have.
-
-    Raises:
-        NotYetError: Changes of values are pulled in rounds only.
-    """
-    if words["pull"] is True and bound_of(config) != 0:
-        raise NotYetError(f"pull=True in a store of type {config.type} is not there yet: it is of "
-                          "dist_sync")
-
-
-class Rule:
-    """What was said once: these keys, with this codec."""
-
-    def __init__(self, keys: Keys, words: Words) -> None:
-        self.keys = keys
-        self.words = words
-        self.feedback = bool(words["error_feedback"])
-        self.skips = words["nonfinite"] == "skip"
-        self.codec = codecs.made(words)  # of all its keys: slabs of these travel as one
-        self.pull = FLAGS.get(words["pull"], 0)  # how answers of its float32 keys travel
-        self.amount = float(words.get(codecs.DELTAS.get(words["type"], ""), 0))
-
-    def names(self, key: Key) -> bool:
-        """Tell whether it speaks of a key."""
-        if self.keys is None:
-            return True
-        if isinstance(self.keys, str):
-            return isinstance(key, str) and fnmatchcase(key, self.keys)
-        return any(type(key) is type(one) and key == one for one in self.keys)
 
 
 class Compression:
@@ -70,6 +37,7 @@ class Compression:
 
     Args:
         rank: This worker's.
+        workers: How many the job has.
         job: What random places are drawn for: the same at all workers.
         store: The store's number.
         threads: That may encode a key at once; see `kernel_threads`.
@@ -78,8 +46,11 @@ class Compression:
         rates: What is known of the learning rates of its keys.
     """
 
-    def __init__(self, rank: int, job: str, store: int, threads: int = 1) -> None:
+    def __init__(
+        self, rank: int, workers: int, job: str, store: int, threads: int = 1
+    ) -> None:
         self._rank = rank
+        self._workers = workers
         self._seed = (job, store)
         self.rates = Rates()
         self._rules: list[Rule] = []
@@ -91,7 +62,7 @@ class Compression:
         What a key has not sent stays, whatever its codec was.
         """
         self._rules = [rule for rule in self._rules if rule.keys != keys]
-        self._rules.append(Rule(keys, words))
+        self._rules.append(Rule(keys, words, self._workers))
 
     @property
     def is_set(self) -> bool:
@@ -104,14 +75,15 @@ class Compression:
 
     def rule_of(self, info: KeyInfo) -> tuple[Rule | None, str]:
         """Return the rule by which a key is encoded; or None, and why it goes dense."""
-        rule = next((rule for rule in reversed(self._rules) if rule.names(info.key)), None)
+        rule = self._rule(info.key)
         if rule is None:
             return None, "no compression is set for it"
-        if info.is_table:
-            return None, "row-sparse"
         dtype = dtypes.by_name(info.spec.dtype)
         if dtype.sum != np.float32:
             return None, f"its dtype is {dtype.name}"
+        if info.is_table:  # that a push of it is small is seen when it comes
+            is_there = not isinstance(rule.codec, Stateful)
+            return (rule, "") if is_there else (None, f"{rule.codec.name} is of dense keys")
         if not info.nbytes:
             return None, "it has no elements"
         if info.nbytes < rule.words["small_bytes"]:
@@ -123,18 +95,20 @@ class Compression:
             return (None, why) if why else (rule, "")
         return rule, ""
 
+    def _rule(self, key: Key) -> Rule | None:
+        return next((rule for rule in reversed(self._rules) if rule.names(key)), None)
+
     def check_tables(self, infos: Sequence[KeyInfo]) -> None:
-        """Refuse to compress row-sparse keys that were asked for by name.
+        """Refuse row-sparse keys that were asked for by name with a codec of dense keys.
 
         Raises:
             NotYetError: There is one.
         """
         for info in infos:
-            if info.is_table and any(
-                rule.keys is not None and rule.names(info.key) for rule in self._rules
-            ):
-                raise NotYetError(
-                    f"compression of row-sparse keys ({info.key!r}) is not there yet")
+            rule = self._rule(info.key) if info.is_table else None
+            if rule and rule.keys is not None and isinstance(rule.codec, Stateful):
+                raise NotYetError(f"{rule.codec.name} of row-sparse keys ({info.key!r}) is not "
+                                  "there yet")
 
     @property
     def is_lr_scaled(self) -> bool:
@@ -144,8 +118,12 @@ class Compression:
     def coder(self, info: KeyInfo, rule: Rule) -> KeyCoder:
         """Return what a key is encoded with, by its rule."""
         coder = self._coders.of(info.key, info.nbytes // info.dtype.itemsize)
-        if rule.words["lr_scaled"]:
-            coder.follow(self.rates.of(info.key))
+        rule.follow(coder, self.rates.of(info.key))
+        return coder
+
+    def _row_coder(self, info: KeyInfo, rule: Rule) -> RowCoder:
+        coder = self._coders.of_rows(info.key, math.prod(info.shape[1:]))
+        rule.follow(coder, self.rates.of(info.key))
         return coder
 
     @property
@@ -153,14 +131,27 @@ class Compression:
         """What each key has not sent."""
         return self._coders
 
-    def scaled_keys(self, infos: Mapping[Key, KeyInfo]) -> list[Key]:
-        """Return the keys whose residuals follow the learning rate."""
-        return [key for key, _ in self._coders if key in infos
-                and (rule := self.rule_of(infos[key])[0]) and rule.words["lr_scaled"]]
+    def follow(self, infos: Mapping[Key, KeyInfo]) -> None:
+        """Let what all keys have kept follow the learning rates of now."""
+        for key, coder in self._coders:
+            if key in infos and (rule := self.rule_of(infos[key])[0]):
+                rule.follow(coder, self.rates.of(key))
+
+    def check_momentum(self, hyper: Mapping[str, Any]) -> None:
+        """Refuse an optimizer with a momentum where a rule that counts has one.
+
+        Raises:
+            ConfigError: It names both.
+        """
+        for rule in reversed(self._rules):
+            if rule.codec.owns_momentum:
+                check_momentum(hyper, rule.words)
+            if rule.keys is None:
+                return
 
     def encode(
         self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool, *,
-        lent: bool = False,
+        lent: bool = False, tables: Sequence[PushedRows] = (),
     ) -> Coding:
         """Encode what of a call's values is compressed, in their places.
 
@@ -173,6 +164,7 @@ class Compression:
             pool: Gives memory for less long.
             lent: The values stay as they are until the call has ended, so that a chunk can be
                 encoded when it is sent.
+            tables: What is pushed of the row-sparse keys; those encoded get their `coded`.
 
         Raises:
             TensorError: A value that is NaN or infinite, of a key whose rule does not skip these:
@@ -187,10 +179,16 @@ class Compression:
             (place, Rows(slab, plan, self, slabs[place]))
             for place, slab in enumerate(plan.slabs) if slab.rule is not None
         ]
+        sparse = [
+            CodingRows(each, rule, self._row_coder(each.info, rule), self._seed)
+            for each, rule in zip(tables, plan.table_rules, strict=True) if rule is not None
+        ]
         for _, one in jobs:
             one.check(self._rank)
         for _, some in rows:
             some.check(self._rank)
+        for each in sparse:
+            each.check(self._rank)
         coding = Coding()
         try:
             for place, one in jobs:
@@ -201,6 +199,8 @@ class Compression:
                 )
             for place, some in rows:
                 slabs[place] = some.encode(take, coding, self._seed)
+            for each in sparse:
+                each.encode(take, coding)
         except BaseException:
             coding.put_back()
             raise

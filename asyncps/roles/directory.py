@@ -8,11 +8,14 @@ from typing import Any
 from asyncps import optim
 from asyncps.protocol.frames import ASSIGN, PUSH
 from asyncps.protocol.messages import Key, Piece, Placement, StoreConfig
-from asyncps.roles.compressing import Compression, Words
+from asyncps.roles.compressing import Compression
+from asyncps.roles.momenta import check_momentum
 from asyncps.roles.plan import KeyInfo, Plan, RemoteUnit, bound_of
 from asyncps.roles.rates import check_rate
 from asyncps.roles.remotetable import RemoteTable
+from asyncps.roles.rules import Words
 from asyncps.state.rounds import CLOCK_WINDOW
+from asyncps.tensor import codecs
 from asyncps.transport.link import Link
 
 # Plans of sets of keys that are kept for the next call.
@@ -118,6 +121,18 @@ class Directory:
         follows = self.compression is not None and self.compression.is_lr_scaled
         if follows or (words is not None and words["lr_scaled"]):
             check_rate(hyper.get("learning_rate"))
+
+    def check_momentum(self, hyper: Mapping[str, Any], words: Words | None = None) -> None:
+        """Refuse hyper-parameters, all of an optimizer, with a momentum beside one of a compression
+        that there is, or of these words.
+
+        Raises:
+            ConfigError: It names both.
+        """
+        if words is not None and codecs.KINDS[words["type"]].owns_momentum:
+            check_momentum(hyper, words)
+        if self.compression is not None:
+            self.compression.check_momentum(hyper)
 
     def plan_of(self, keys: tuple[Key, ...]) -> Plan | None:
         """Return the plan that these keys had before. Any thread."""

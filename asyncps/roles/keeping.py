@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from asyncps.errors import CheckpointError
 from asyncps.protocol.messages import Key
 from asyncps.protocol.parcels import KeptKey
-from asyncps.roles.carrying import ITEM, Carrier, Stream
+from asyncps.roles.carrying import Carrier, Stream
 from asyncps.roles.client import Client
 from asyncps.roles.coders import Kept
 from asyncps.roles.fetching import Disk
@@ -24,8 +24,7 @@ def kept_of(client: Client) -> dict[Key, Kept]:
     if compression is None:
         return {}
     compression.rates.use(client.optimizer, client.hyper)
-    for key in compression.scaled_keys(client.keys):
-        compression.coders[key].follow(compression.rates.of(key))
+    compression.follow(client.keys)
     return compression.coders.kept()
 
 
@@ -44,18 +43,19 @@ async def give(worker: Worker, client: Client, leader: int, course: int) -> None
 def filler(keys: Sequence[KeptKey], kept: Mapping[Key, Kept]) -> Any:
     """Return what fills views with the bytes of these arrays."""
     stream = Stream(keys)
-    views = [_bytes_of(kept[each.key].residual) for each in keys]
+    views = [(_bytes_of(kept[each.key].residual), _bytes_of(kept[each.key].extra))
+             for each in keys]
 
     async def fill(begin: int, view: memoryview) -> None:
         for part in stream.parts(begin, len(view)):
             view[part.at : part.at + part.size] = (
-                views[part.place][part.begin : part.begin + part.size])
+                views[part.place][part.is_extra][part.begin : part.begin + part.size])
 
     return fill
 
 
-def _bytes_of(residual: Floats | None) -> memoryview:
-    return memoryview(b"") if residual is None else residual.data.cast("B")
+def _bytes_of(array: Floats | None) -> memoryview:
+    return memoryview(b"") if array is None else array.data.cast("B")
 
 
 class Keeping:
@@ -83,11 +83,13 @@ class Keeping:
     def __exit__(self, *raised: Any) -> None:
         self._stack.close()
 
-    async def begin(self, elements: Mapping[Key, int]) -> None:
+    async def begin(self, elements: Mapping[Key, int], widths: Mapping[Key, int]) -> None:
         """Hear from all ranks what they have.
 
         Args:
-            elements: Of each key that is saved; what is said of others is left out.
+            elements: Of each dense key that is saved.
+            widths: The elements of a row, of each row-sparse one. What is said of other keys is
+                left out.
 
         Raises:
             CheckpointError: A rank has another number of elements of a key.
@@ -105,20 +107,32 @@ class Keeping:
             self._keys[rank] = await carrier.begin()
         for rank, keys in self._keys.items():
             for each in keys:
+                if each.width != widths.get(each.key, 0 if each.key in elements else each.width):
+                    raise CheckpointError("a worker has kept other rows than there are",
+                                          key=each.key, rank=rank, got=each.width,
+                                          expected=widths.get(each.key, 0))
                 if each.elements not in (0, elements.get(each.key, each.elements)):
                     raise CheckpointError(
                         "a worker has not sent another number of elements than there are",
                         key=each.key, rank=rank, expected=elements[each.key], got=each.elements)
-        self._elements = elements
+        self._saved = elements.keys() | widths.keys()
 
     @property
     def entries(self) -> dict[Key, dict[int, int]]:
-        """What there is to write: elements by key and rank."""
+        """What there is to write of residuals: elements by key and rank."""
+        return self._counted(lambda each: each.elements)
+
+    @property
+    def extras(self) -> dict[Key, dict[int, int]]:
+        """What there is to write of what codecs keep beside: elements by key and rank."""
+        return self._counted(lambda each: each.extra)
+
+    def _counted(self, count: Callable[[KeptKey], int]) -> dict[Key, dict[int, int]]:
         found: dict[Key, dict[int, int]] = {}
         for rank, keys in self._keys.items():
             for each in keys:
-                if each.elements and each.key in self._elements:
-                    found.setdefault(each.key, {})[rank] = each.elements
+                if count(each) and each.key in self._saved:
+                    found.setdefault(each.key, {})[rank] = count(each)
         return found
 
     @property
@@ -128,14 +142,14 @@ class Keeping:
         for keys in self._keys.values():
             for each in keys:
                 pushes[each.key] = max(each.pushes, pushes.get(each.key, 0))
-        told = [[key, count] for key, count in pushes.items() if key in self._elements]
-        if not self.entries:
+        told = [[key, count] for key, count in pushes.items() if key in self._saved]
+        if not self.entries and not self.extras:
             return {}
         return {KEPT: {"ranks": sorted(self._ranks), "pushes": told}}
 
     async def write(self, disk: Disk, writer: Writer) -> None:
         """Write all arrays, as they come."""
-        entries = self.entries
+        entries, extras = self.entries, self.extras
         for rank, keys in self._keys.items():
             stream = Stream(keys)
 
@@ -145,8 +159,8 @@ class Keeping:
             ) -> None:
                 for part in stream.parts(begin, len(view)):
                     key = keys[part.place].key
-                    if rank in entries.get(key, {}):
-                        await disk.run(writer.write_residual, key, rank, part.begin,
+                    if rank in (extras if part.is_extra else entries).get(key, {}):
+                        await disk.run(writer.write_kept, key, rank, part.is_extra, part.begin,
                                        view[part.at : part.at + part.size])
 
             if rank in self._carriers:
@@ -154,10 +168,11 @@ class Keeping:
                 continue
             begin = 0
             for each in keys:  # ours: views of what is kept, in pieces that the disk takes
-                residual = _bytes_of(self._mine[each.key].residual)
-                for first in range(0, each.elements * ITEM, _PIECE):
-                    await use(begin + first, residual[first : first + _PIECE])
-                begin += each.elements * ITEM
+                mine = self._mine[each.key]
+                for array in (_bytes_of(mine.residual), _bytes_of(mine.extra)):
+                    for first in range(0, len(array), _PIECE):
+                        await use(begin + first, array[first : first + _PIECE])
+                    begin += len(array)
 
 
 _PIECE = 4 << 20

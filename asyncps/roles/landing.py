@@ -15,9 +15,9 @@ from asyncps.tensor.pool import POOLED_BYTES, Bytes, Pool
 from asyncps_ext import wire
 
 if TYPE_CHECKING:
-    from asyncps.roles.compressing import Rule
     from asyncps.roles.held import Scatter
     from asyncps.roles.plan import RemoteUnit
+    from asyncps.roles.rules import Rule
 
 # By what users say of `pull`.
 FLAGS: dict[str | bool | None, int] = {
@@ -48,8 +48,8 @@ def place_of(rule: Rule | None, dtype: np.dtype[Any], out: memoryview | None) ->
     """Return where an answer goes, and so how it is asked for."""
     if rule is None or not rule.pull or dtype != np.float32:
         return out
-    if rule.pull == Flag.DELTA:  # of chunks only
-        return out if out is None else DeltaPlace(rule.codec, rule.amount, out)
+    if rule.changes is not None:  # of chunks only
+        return out if out is None else DeltaPlace(*rule.changes, out)
     return HalfPlace(rule.pull, out)
 
 

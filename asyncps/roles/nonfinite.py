@@ -8,13 +8,15 @@ import numpy as np
 
 from asyncps.errors import TensorError
 from asyncps.protocol.messages import Key
-from asyncps.tensor.codecs import Floats
+from asyncps.tensor.codecs import Codec, Floats
 from asyncps.tensor.feedback import KeyCoder
 
 log = logging.getLogger(__name__)
 
 
-def is_skipped(coder: KeyCoder, g: Floats, key: Key, rank: int, *, skip: bool) -> bool:
+def is_skipped(
+    coder: KeyCoder, g: Floats, key: Key, rank: int, *, skip: bool, codec: Codec | None = None
+) -> bool:
     """Tell whether a gradient, on top of what was not sent, is none that can be sent.
 
     Args:
@@ -22,16 +24,33 @@ def is_skipped(coder: KeyCoder, g: Floats, key: Key, rank: int, *, skip: bool) -
         g: float32, the gradient.
         key, rank: Whose.
         skip: Say so; else it is an error.
+        codec: By which it is to be encoded, if that keeps more than what is not sent.
 
     Raises:
         TensorError: It is not finite, and nobody said that it may be skipped.
     """
-    bad, at = coder.count_nonfinite(g)
-    if not bad:
-        return False
+    bad, at = coder.count_nonfinite(g, codec)
+    return bool(bad) and is_told(coder, g, coder.residual, bad, at, key, rank, skip=skip)
+
+
+def is_told(
+    coder: KeyCoder, g: Floats, residual: Floats | None, bad: int, at: int, key: Key, rank: int, *,
+    skip: bool,
+) -> bool:
+    """Tell of a gradient that is not finite; returns True.
+
+    Args:
+        coder, g, key, rank, skip: As `is_skipped` has them.
+        residual: What was not sent, element by element of g.
+        bad: How many values are not finite.
+        at: The first.
+
+    Raises:
+        TensorError: Nobody said that it may be skipped.
+    """
     got = f"{bad} of {g.size} values, the first at {at}: {g[at]}"
-    if np.isfinite(g[at]) and coder.residual is not None:
-        got += f" beside {coder.residual[at]} that was not sent yet"
+    if np.isfinite(g[at]) and residual is not None:
+        got += f" beside {residual[at]} that was not sent yet"
     if not skip:
         raise TensorError("a gradient that is to be compressed is not finite", key=key, rank=rank,
                           expected="no NaN and no infinity", got=got)

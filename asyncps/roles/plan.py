@@ -18,7 +18,8 @@ from asyncps.transport.request import Request
 
 if TYPE_CHECKING:
     from asyncps.roles.changes import Copy
-    from asyncps.roles.compressing import Compression, Rule
+    from asyncps.roles.compressing import Compression
+    from asyncps.roles.rules import Rule
 
 __all__ = ["KeyInfo", "Plan", "RemoteUnit", "SlabPlan", "StoreConfig", "agreement", "bound_of",
            "describe", "describe_rows"]
@@ -148,9 +149,12 @@ class Plan:
     Attributes:
         coded: Some of them are encoded when they are pushed.
         rules: By which each of the large keys is; empty when none is.
+        table_rules: By which each of the row-sparse ones is.
     """
 
-    __slots__ = ("coded", "empty", "infos", "large", "lone", "rules", "slabs", "tables")
+    __slots__ = (
+        "coded", "empty", "infos", "large", "lone", "rules", "slabs", "table_rules", "tables",
+    )
 
     def __init__(
         self, infos: Sequence[KeyInfo], compression: Compression | None = None
@@ -164,11 +168,12 @@ class Plan:
         self.large: list[tuple[int, KeyInfo]] = []
         self.rules: list[Rule | None] = []
         slabs: dict[tuple[RemoteUnit, Rule | None], list[tuple[int, int, KeyInfo]]] = {}
+        self.table_rules: list[Rule | None] = []
         for index, info in enumerate(infos):
-            if info.is_table:
-                continue
             rule = None if compression is None else compression.rule_of(info)[0]
-            if info.pieces and info.pieces[0][0].slab:
+            if info.is_table:
+                self.table_rules.append(rule)
+            elif info.pieces and info.pieces[0][0].slab:
                 unit, piece = info.pieces[0]
                 slabs.setdefault((unit, rule), []).append((piece.row, index, info))
             elif info.pieces:
@@ -177,7 +182,8 @@ class Plan:
         self.slabs = [
             SlabPlan(unit, members, len(infos), rule) for (unit, rule), members in slabs.items()
         ]
-        self.coded = any(self.rules) or any(slab.rule is not None for slab in self.slabs)
+        self.coded = any(self.rules) or any(self.table_rules) or any(
+            slab.rule is not None for slab in self.slabs)
         units = [unit for _, info in self.large for unit, _ in info.pieces]
         units += [slab.unit for slab in self.slabs]
         # The only unit, if it is one and its values travel as they are.

@@ -36,7 +36,7 @@ from asyncps.protocol.frames import (
     Header,
 )
 from asyncps.protocol.messages import AnyMessage, TableSpec, UnitSpec
-from asyncps.roles import bases, encoded, saving, savingrows
+from asyncps.roles import bases, encoded, encodedrows, saving, savingrows
 from asyncps.roles.attendance import clocks
 from asyncps.roles.keeper import Keeper, Target, typed
 from asyncps.roles.reporting import late, traffic
@@ -175,12 +175,12 @@ class WorkerPort:
                     # Others' frames have split, joined or grown a slab since `begin`.
                     target = (
                         keeper.find(header, self._rows, header.payload_bytes)
-                        if coded is None else encoded.find(keeper, header, coded)
+                        if coded is None else encodedrows.find(keeper, header, coded)
                     )
                 self._target = None
                 value: encoded.Contribution = buffer
                 if coded is not None:
-                    value = encoded.received(target, header, coded, buffer)
+                    value = encodedrows.received(target, header, coded, buffer)
                 keeper.push(target, self.rank, header, value, self._now())
                 self._counted(keeper, target, header)
                 if header.payload_bytes <= SMALL_BYTES:
@@ -232,8 +232,7 @@ class WorkerPort:
         table, tail = bases.cut(header, table)
         if header.flags & Flag.CODEC:
             described = self._described = encoded.describe(header, table)
-            target = encoded.find(keeper, header, described)
-            encoded.layout(target, header, described)
+            target = encodedrows.find(keeper, header, described)
         else:
             self._rows = _rows(header, table) if header.flags else None
             target = keeper.find(header, self._rows, header.payload_bytes)

@@ -1,12 +1,13 @@
 """What workers had not sent, from a checkpoint: from the one that reads to each rank.
 
 A rank gets what it had. On another number of workers a rank that is not there any more leaves its
-own to one that is, so the sum of all stays what it was.
+own to one that is, so the sum of all stays what it was. What codecs keep beside is nothing to be
+summed: a rank gets its own, or that of the first of those that left it something.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy as np
 from asyncps.errors import CheckpointError
 from asyncps.protocol.messages import Key, KeySpec
 from asyncps.protocol.parcels import KeptKey
-from asyncps.roles.carrying import ITEM, Carrier, Stream
+from asyncps.roles import keptrows
+from asyncps.roles.carrying import ITEM, Carrier, Part, Stream
 from asyncps.roles.client import Client
 from asyncps.roles.coders import Kept
 from asyncps.roles.compressing import Compression
@@ -23,10 +25,15 @@ from asyncps.roles.worker import Worker
 from asyncps.state.keyspecs import size_of
 from asyncps.tensor.checkpoint import KEPT, Reader
 from asyncps.tensor.codecs import Floats
+from asyncps.tensor.safefile import Slot
 from asyncps.tensor.threads import threads_of
 
 _PIECE = 1 << 20  # bytes that are looked at, or added, at once
 _MOST_PUSHES = 1 << 62
+
+Sources = dict[Key, tuple[int, list[int]]]  # by key: elements, and the ranks that they are of
+_NONE: tuple[int, list[int]] = 0, []
+_Views = tuple[memoryview, memoryview]  # of a residual and an extra
 
 
 class Regiving:
@@ -39,16 +46,37 @@ class Regiving:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._pushes = _pushes_of(reader.meta)
+        self._tables: dict[Key, KeySpec] = {}
 
     def compare(self, specs: Mapping[Key, KeySpec], path: str) -> None:
         """Compare with the keys as they will be; nothing changes.
 
         Raises:
-            CheckpointError: Something is kept of a key that is not there, or is another size.
+            CheckpointError: Something is kept of a key that is not there, or is another size, or
+                codecs keep more or less of it at one rank than at another.
         """
-        for key, ranks in self._reader.residuals.items():
+        for key in self._reader.residuals | self._reader.extras:
             spec = specs.get(key)
-            if spec is None or spec.rows is not None:
+            if spec is not None and spec.rows is not None:
+                self._tables[key] = spec
+                keptrows.compare(key, spec, self._reader.residuals.get(key, {}),
+                                 self._reader.extras.get(key, {}))
+        for key, ranks in self._reader.extras.items():
+            if key in self._tables:
+                continue
+            if key not in specs:
+                raise CheckpointError("what a codec keeps of a key that is not there", key=key,
+                                      got=path)
+            shapes = sorted({slot.entry.shape for slot in ranks.values()})
+            if len(shapes) > 1 or not shapes[0][0]:
+                raise CheckpointError("what a codec keeps of a key does not fit it", key=key,
+                                      expected="as many elements at each rank, and some",
+                                      got=shapes)
+        for key, ranks in self._reader.residuals.items():
+            if key in self._tables:
+                continue
+            spec = specs.get(key)
+            if spec is None:
                 raise CheckpointError("what was not sent of a key that is not there", key=key,
                                       got=path)
             expected = size_of(spec) // spec.itemsize
@@ -64,13 +92,22 @@ class Regiving:
             CheckpointError: It names key and rank.
         """
         buffer = np.empty(_PIECE // ITEM, np.float32)
-        for key, ranks in self._reader.residuals.items():
-            for rank, slot in ranks.items():
-                for begin in range(0, slot.entry.nbytes, _PIECE):
-                    piece = buffer[: min(_PIECE, slot.entry.nbytes - begin) // ITEM]
-                    self._reader.read_residual(key, rank, begin, piece.view(np.uint8).data)
-                    if not np.isfinite(piece).all():
-                        raise CheckpointError("what was not sent is not finite", key=key, rank=rank)
+        for key, rank, is_extra, slot in self._slots():
+            for begin in range(0, slot.entry.nbytes, _PIECE):
+                piece = buffer[: min(_PIECE, slot.entry.nbytes - begin) // ITEM]
+                self._reader.read_kept(key, rank, is_extra, begin, piece.view(np.uint8).data)
+                if not np.isfinite(piece).all():
+                    what = "what a codec keeps" if is_extra else "what was not sent"
+                    raise CheckpointError(f"{what} is not finite", key=key, rank=rank)
+            if is_extra and key in self._tables:
+                rows = self._tables[key].shape[0]
+                keptrows.check_ids(self._reader, key, rank, slot, rows)
+
+    def _slots(self) -> Iterator[tuple[Key, int, bool, Slot]]:
+        for is_extra, found in ((False, self._reader.residuals), (True, self._reader.extras)):
+            for key, ranks in found.items():
+                for rank, slot in ranks.items():
+                    yield key, rank, is_extra, slot
 
     async def carry_out(
         self, worker: Worker, client: Client, disk: Disk, ranks: Sequence[int], course: int
@@ -85,21 +122,26 @@ class Regiving:
         """
         mine: dict[Key, Kept] = {}
         for place, rank in enumerate(ranks):
-            sources = self._sources(place, len(ranks))
-            keys = [KeptKey(key, elements, self._pushes.get(key, 0))
-                    for key, (elements, _) in sources.items()]
-            keys += [KeptKey(key, 0, count) for key, count in self._pushes.items()
-                     if key not in sources]
+            sources = self._sources(place, len(ranks), self._reader.residuals)
+            extras = self._sources(place, len(ranks), self._reader.extras)
+            keys = [KeptKey(key, sources.get(key, _NONE)[0], self._pushes.get(key, 0),
+                            extras.get(key, _NONE)[0], self._width(key))
+                    for key in sources | extras | self._pushes]
             stream = Stream(keys)
 
             def read(
-                begin: int, view: memoryview, sources: dict[Key, tuple[int, list[int]]] = sources,
+                begin: int, view: memoryview, sources: Sources = sources, extras: Sources = extras,
                 keys: list[KeptKey] = keys, stream: Stream = stream,
             ) -> None:
                 for part in stream.parts(begin, len(view)):
                     key = keys[part.place].key
-                    self._read(key, sources[key][1], part.begin,
-                               view[part.at : part.at + part.size])
+                    target = view[part.at : part.at + part.size]
+                    if key in self._tables:
+                        self._read_joined(key, sources[key][1], part, target)
+                    elif part.is_extra:
+                        self._reader.read_kept(key, extras[key][1][0], True, part.begin, target)
+                    else:
+                        self._read(key, sources[key][1], part.begin, target)
 
             async def fill(begin: int, view: memoryview, read: Any = read) -> None:
                 await disk.run(read, begin, view)
@@ -115,24 +157,43 @@ class Regiving:
                 _put(stream, views, at, piece)
         return mine
 
-    def _sources(self, place: int, count: int) -> dict[Key, tuple[int, list[int]]]:
+    def _sources(
+        self, place: int, count: int, kept: Mapping[Key, Mapping[int, Slot]]
+    ) -> Sources:
         """Return what the worker at a place of `count` gets: elements, and of which ranks."""
-        found: dict[Key, tuple[int, list[int]]] = {}
-        for key, ranks in self._reader.residuals.items():
+        found: Sources = {}
+        for key, ranks in kept.items():
             of = sorted(rank for rank in ranks if rank % count == place)
             if of:
-                found[key] = ranks[of[0]].entry.shape[0], of
+                counted = of if key in self._tables else of[:1]
+                found[key] = sum(ranks[rank].entry.shape[0] for rank in counted), of
         return found
 
+    def _width(self, key: Key) -> int:
+        spec = self._tables.get(key)
+        return 0 if spec is None else keptrows.width_of(spec)
+
+    def _read_joined(self, key: Key, ranks: Sequence[int], part: Part, view: memoryview) -> None:
+        """Read what ranks have kept of rows, one behind the other."""
+        slots = (self._reader.extras if part.is_extra else self._reader.residuals)[key]
+        begin, stop, first = part.begin, part.begin + part.size, 0
+        for rank in ranks:
+            last = first + slots[rank].entry.nbytes
+            low, high = max(begin, first), min(stop, last)
+            if low < high:
+                self._reader.read_kept(key, rank, part.is_extra, low - first,
+                                       view[low - begin : high - begin])
+            first = last
+
     def _read(self, key: Key, ranks: Sequence[int], begin: int, view: memoryview) -> None:
-        self._reader.read_residual(key, ranks[0], begin, view)
+        self._reader.read_kept(key, ranks[0], False, begin, view)
         if len(ranks) == 1:
             return
         total = np.frombuffer(view, np.uint8)  # may begin anywhere
         values = total.view(np.float32)
         more = np.empty_like(values)
         for rank in ranks[1:]:
-            self._reader.read_residual(key, rank, begin, more.view(np.uint8).data)
+            self._reader.read_kept(key, rank, False, begin, more.view(np.uint8).data)
             with np.errstate(over="ignore"):
                 values += more
             np.nan_to_num(values, copy=False)  # the largest number instead of an infinity
@@ -171,22 +232,25 @@ def install(
         if not carried:
             return
         compression = client.compression = Compression(
-            worker.node.rank, worker.config.job, client.number,
+            worker.node.rank, worker.node.num_workers, worker.config.job, client.number,
             threads_of(worker.config.kernel_threads))
     compression.rates.use(client.optimizer, client.hyper)
     compression.coders.take(found, {key: compression.rates.of(key) for key in found})
 
 
-def _room(keys: Sequence[KeptKey]) -> tuple[dict[Key, Kept], list[memoryview]]:
-    arrays: list[Floats] = [np.empty(each.elements, np.float32) for each in keys]
-    found = {each.key: Kept(array if array.size else None, each.pushes)
-             for each, array in zip(keys, arrays, strict=True)}
-    return found, [array.view(np.uint8).data for array in arrays]
+def _room(keys: Sequence[KeptKey]) -> tuple[dict[Key, Kept], list[_Views]]:
+    pairs: list[tuple[Floats, Floats]] = [
+        (np.empty(each.elements, np.float32), np.empty(each.extra, np.float32)) for each in keys]
+    found = {each.key: Kept(residual if residual.size else None, each.pushes,
+                            extra if extra.size else None, each.width)
+             for each, (residual, extra) in zip(keys, pairs, strict=True)}
+    return found, [(residual.view(np.uint8).data, extra.view(np.uint8).data)
+                   for residual, extra in pairs]
 
 
-def _put(stream: Stream, views: Sequence[memoryview], begin: int, view: memoryview) -> None:
+def _put(stream: Stream, views: Sequence[_Views], begin: int, view: memoryview) -> None:
     for part in stream.parts(begin, len(view)):
-        views[part.place][part.begin : part.begin + part.size] = (
+        views[part.place][part.is_extra][part.begin : part.begin + part.size] = (
             view[part.at : part.at + part.size])
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncps.errors import AsyncPSError
-from asyncps.protocol.frames import HEADER_SIZE, PUSH
+from asyncps.protocol.frames import HEADER_SIZE, PUSH, Flag
 from asyncps.protocol.messages import AnyMessage, KeySpec, Piece
+from asyncps.roles.coded import Payload
 from asyncps.roles.framing import Sender
 from asyncps.roles.held import Held
 from asyncps.roles.operation import Operation
@@ -51,7 +52,7 @@ class HeldRows(Held):
 
 def post_rows(
     sender: Sender, op: Operation, kind: int, unit: RemoteUnit, step: Step, named: bytes,
-    values: memoryview | None, priority: int, *, held: bool = False,
+    values: memoryview | Payload | None, priority: int, *, held: bool = False,
 ) -> None:
     """Send rows to a server: a PUSH or an ASSIGN, answered with ACK.
 
@@ -62,22 +63,27 @@ def post_rows(
         unit: The table there.
         step: The clock.
         named: Which rows, as they travel.
-        values: The rows; None when there are none. Sent from where they lie.
+        values: The rows, or what they were encoded as; None when there are none. Sent from where
+            they lie.
         priority: Of the request.
         held: It was: it has its clock, and is a part of `op` already.
     """
     number = unit.link.number()
     priority = unit.priority(priority)
+    flags, table = 0, b""
+    if isinstance(values, Payload):
+        flags, table, values = Flag.CODEC, values.tail, values.data
     payload = len(named) + (0 if values is None else len(values))
     header = pack_header(
-        kind, 0, sender.incarnation, sender.number, number, unit.number, priority, step.clock, 0,
-        payload, unit.track.floor(step), sender.hyper_version,
+        kind, flags, sender.incarnation, sender.number, number, unit.number, priority, step.clock,
+        len(table), payload, unit.track.floor(step), sender.hyper_version,
     )
-    parts: list[bytes | memoryview] = [header, named]
-    if values is not None:
+    parts: list[bytes | memoryview] = [header + table, named]
+    if values:
         parts.append(values)
     begins = step if kind == PUSH and not held else None
-    post(op, unit, number, priority, parts, HEADER_SIZE + payload, begins=begins, fresh=not held)
+    post(op, unit, number, priority, parts, HEADER_SIZE + len(table) + payload, begins=begins,
+         fresh=not held)
 
 
 def post(

@@ -234,9 +234,10 @@ class Loading:
         if self._weights:
             self._fresh += [spec for spec in tables if spec.key not in ready]
             self._check_fresh()
-            if reader.residuals:
+            if reader.residuals or reader.extras:
                 self.regiving = Regiving(reader)
-                self.regiving.compare(specs, self._path)
+                self.regiving.compare({**{spec.key: spec for spec in tables}, **specs},
+                                      self._path)
         for key, slots in reader.state.items():
             if key not in specs or key not in words.clocks or specs[key].rows is not None:
                 raise CheckpointError("what an optimizer keeps for a key that is not there",

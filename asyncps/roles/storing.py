@@ -13,7 +13,7 @@ from asyncps import optim
 from asyncps.errors import CheckpointError, DeadlineExceeded, OptimizerError
 from asyncps.protocol import messages
 from asyncps.protocol.messages import Key, PartState, Placement, UnitState
-from asyncps.roles import storingrows
+from asyncps.roles import keptrows, storingrows
 from asyncps.roles.client import Client
 from asyncps.roles.fetching import Disk, Window, fetch
 from asyncps.roles.keeping import Keeping
@@ -132,13 +132,16 @@ async def save(
     clocks.update((table.key, table.updates) for table in tables)
     if keeping is not None:
         await keeping.begin({each.spec.key: size_of(each.spec) // each.spec.itemsize
-                             for each in dense})
+                             for each in dense},
+                            {each.spec.key: keptrows.width_of(each.spec)
+                             for each in listed if each.spec.rows is not None})
     contents = Contents(
         {each.spec.key: Entry(each.spec.dtype, each.spec.shape) for each in dense}
         if weights else {},
         state,
         {table.key: (table.words, table.entries) for table in tables},
         {} if keeping is None else keeping.entries,
+        {} if keeping is None else keeping.extras,
     )
     meta = {
         **({} if keeping is None else keeping.meta),

@@ -67,8 +67,10 @@ class TableAccumulator(Accumulator):
         self.kept: list[Bytes] = []
 
     def add(self, dtype: Dtype, buffer: Contribution, pool: Pool) -> None:
-        """As `Accumulator.add`; rows are never encoded."""
-        assert not isinstance(buffer, Encoded)
+        """As `Accumulator.add`."""
+        if isinstance(buffer, Encoded):
+            self._add_encoded(dtype, buffer, pool)
+            return
         named = rows.parse(buffer.data)
         if not named.number:
             pool.give(buffer)
@@ -81,6 +83,15 @@ class TableAccumulator(Accumulator):
         else:
             self.sums.add(named.to_ids(), stored)
             pool.give(buffer)
+
+    def _add_encoded(self, dtype: Dtype, encoded: Encoded, pool: Pool) -> None:
+        named = rows.parse(encoded.buffer.data)
+        self.skipped = self.skipped or encoded.codec.is_skip
+        if named.number and not encoded.codec.is_skip:
+            if self.sums is None:
+                self.sums = SparseSum(dtype, encoded.elements // named.number)
+            self.sums.add_encoded(named.to_ids(), encoded)
+        pool.give(encoded.buffer)
 
 
 class TableParts(Unit):
@@ -131,7 +142,7 @@ class TableParts(Unit):
         if size > MAX_ANSWER_BYTES and named.number > 1:
             raise TensorError("too many rows in one request", got=f"{size} bytes",
                               expected=f"at most {MAX_ANSWER_BYTES} bytes")
-        self._check_named(named)
+        self.check_named(named)
         return named
 
     def is_like(self, other: TableParts) -> bool:
@@ -145,7 +156,12 @@ class TableParts(Unit):
         """Bytes of one row."""
         return self.table.width * self.dtype.itemsize
 
-    def _check_named(self, named: rows.Named) -> None:
+    def check_named(self, named: rows.Named) -> None:
+        """Refuse rows that are not here.
+
+        Raises:
+            TensorError: They are out of order or range.
+        """
         table = self.table
         if not named.is_inside(table.first, table.stop):
             raise TensorError("row ids that are out of order or range", key=table.key,
@@ -159,7 +175,7 @@ class TableParts(Unit):
             if buffer.nbytes != expected:
                 raise RemoteProtocolError("not the size of the rows", expected=expected,
                                           got=buffer.nbytes)
-            self._check_named(named)
+            self.check_named(named)
         except AsyncPSError:
             self.pool.give(buffer)
             raise
@@ -174,8 +190,8 @@ class TableParts(Unit):
         Raises:
             TensorError: Also for rows that are not here.
         """
-        assert not isinstance(buffer, Encoded)
-        self._check_buffer(buffer)
+        if not isinstance(buffer, Encoded):  # else `encodedrows` has checked it
+            self._check_buffer(buffer)
         self.listed.clear()
         return super().contribute(rank, clock, buffer, hyper, rules, now)
 
@@ -239,6 +255,9 @@ class TableParts(Unit):
         for rank in sorted(accumulator.parts):
             found.add(self.dtype, accumulator.parts[rank], self.pool)
         accumulator.parts.clear()
+        if found.skipped or accumulator.skipped:
+            self._end_round(found, clock)
+            return
         sums = found.sums or SparseSum(self.dtype, self.table.width)
         if rules.reduce == "mean":
             np.divide(sums.values, accumulator.count, out=sums.values)
@@ -253,6 +272,9 @@ class TableParts(Unit):
                 rules.multi_precision,
             ))
             self.updates += 1
+        self._end_round(found, clock)
+
+    def _end_round(self, found: TableAccumulator, clock: int) -> None:
         self.current.clock = clock
         for buffer in found.kept:
             self.pool.give(buffer)

@@ -8,7 +8,7 @@ of which one call has a few under way at each server: an answer is memory of its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from asyncps.errors import AsyncPSError, TensorError
 from asyncps.protocol import messages, rows
 from asyncps.protocol.frames import ASSIGN, HEADER_SIZE, INIT, MAX_PAYLOAD_BYTES, PULL, PUSH, Flag
 from asyncps.protocol.messages import AnyMessage, TableSpec
+from asyncps.roles.coded import Payload
 from asyncps.roles.operation import Operation, no_worker, why_failed
 from asyncps.roles.plan import KeyInfo
 from asyncps.roles.remotetable import HeldRows, RemoteTable, post, post_rows
@@ -97,7 +98,8 @@ def init(client: Client, op: Operation, info: KeyInfo, given: Any) -> None:
 
 
 def push(
-    client: Client, op: Operation, info: KeyInfo, ids: Ids, values: memoryview, priority: int
+    client: Client, op: Operation, info: KeyInfo, ids: Ids, values: memoryview, priority: int,
+    coded: Sequence[Payload | memoryview | None] | None = None,
 ) -> None:
     """Contribute to the next round of a table, at every server of it.
 
@@ -108,11 +110,16 @@ def push(
         ids: Strictly ascending.
         values: Bytes of the rows.
         priority: Of the request.
+        coded: What each server's part is sent as, where that is not its values.
     """
     size = row_bytes(info)
-    for unit, begin, end in cut(info, ids):
+    for place, (unit, begin, end) in enumerate(cut(info, ids)):
         named = rows.pack(ids[begin:end], unit.table_rows)
-        value = values[begin * size : end * size] if end > begin else None
+        value: Payload | memoryview | None = None
+        if coded is not None:
+            value = coded[place]
+        elif end > begin:
+            value = values[begin * size : end * size]
         step = unit.track.coming(None)[0]
         if not (unit.held or step.wait_for):
             post_rows(client, op, PUSH, unit, step, named, value, priority)

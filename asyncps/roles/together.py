@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from asyncps import optim
@@ -117,7 +117,8 @@ async def load(
                             course=named)
 
             found = await course.hear(look)
-            unknown = None if found.optimizer is None else _unknown(found.optimizer)
+            unknown = None if found.optimizer is None else _unknown(
+                found.optimizer, found.hyper, client)
             await course.hear(refusal=unknown or _asked(refusal, found.optimizer))
             if found.optimizer is not None:
                 await _use_optimizer(course, client, found.optimizer, found.hyper)
@@ -207,11 +208,12 @@ def _asked(refusal: Callable[..., AsyncPSError | None], *words: Any) -> AsyncPSE
         return AsyncPSError(f"asking for what is against it failed: {error!r}")
 
 
-def _unknown(name: str) -> AsyncPSError | None:
+def _unknown(name: str, hyper: Mapping[str, Any], client: Client) -> AsyncPSError | None:
     """What this worker has against an optimizer: each knows its own, and all must hear of it."""
     try:
         optim.by_name(name)
-    except OptimizerError as error:
+        client.check_momentum(hyper)
+    except (ConfigError, OptimizerError) as error:
         return error
     return None
 

@@ -15,7 +15,7 @@ from asyncps.protocol import messages
 from asyncps.protocol.messages import AnyMessage, Key, KeySpec, Member, Placed, StoreConfig
 from asyncps.roles import reporting
 from asyncps.roles.client import Client
-from asyncps.roles.compressing import Compression, Keys, Words, check_store
+from asyncps.roles.compressing import Compression
 from asyncps.roles.deadlines import Deadlines, cut, take_back
 from asyncps.roles.initialising import initialise
 from asyncps.roles.joining import join, learn
@@ -24,6 +24,7 @@ from asyncps.roles.metering import start_metrics
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.operation import Operation, result_of, why_failed
 from asyncps.roles.questions import Questions
+from asyncps.roles.rules import Keys, Words, check_store
 from asyncps.roles.shortcut import Shortcut
 from asyncps.tensor.threads import threads_of
 from asyncps.transport.connection import Connection
@@ -196,7 +197,8 @@ class Worker:
         message = messages.SetCompression(client.number, keys, words)
         await self.questions.ask(message, "to set the compression")
         compression = client.compression or Compression(
-            self.node.rank, self.config.job, client.number, threads_of(self.config.kernel_threads)
+            self.node.rank, self.node.num_workers, self.config.job, client.number,
+            threads_of(self.config.kernel_threads),
         )
         compression.add(keys, words)
         client.use_compression(compression)

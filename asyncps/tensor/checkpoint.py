@@ -4,7 +4,8 @@
     state.safetensors     what optimizers keep, as "key/name of the state"
     tables.safetensors    only if there are row-sparse tables: of each "key/rows" (int64, the rows
                           that were made, ascending), "key/values" and "key/state.name"
-    residuals.safetensors only if something is: what compressed keys have not sent, as "key/rank"
+    residuals.safetensors only if something is: what compressed keys have not sent, as "key/rank",
+                          and what their codecs keep beside it, as "key/rank.extra"
     checkpoint.json       which key is behind which name, what tables are like, and what the caller
                           says of itself
 
@@ -35,6 +36,7 @@ from asyncps.tensor.checkpointmeta import (
     STATE,
     TABLES,
     WEIGHTS,
+    kept_label,
     key_of,
     names_of,
     rank_of,
@@ -103,12 +105,14 @@ class Contents:
         state: By key and name; a name holds no "/".
         tables: What each table is, and its arrays by their part of a label.
         residuals: Elements, float32, by key and rank; the writer's meta has `KEPT` then.
+        extras: The same of what codecs keep beside.
     """
 
     weights: Mapping[Key, Entry]
     state: Mapping[Key, Mapping[str, Entry]]
     tables: Mapping[Key, tuple[TableWords, Mapping[str, Entry]]] = field(default_factory=dict)
     residuals: Mapping[Key, Mapping[int, int]] = field(default_factory=dict)
+    extras: Mapping[Key, Mapping[int, int]] = field(default_factory=dict)
 
 
 class Writer:
@@ -150,10 +154,11 @@ class Writer:
                 f"{names[key]}/{part}": entry for key, (_, parts) in contents.tables.items()
                 for part, entry in parts.items()
             }
-        if contents.residuals:
+        if contents.residuals or contents.extras:
             self._entries[RESIDUALS] = {
-                f"{names[key]}/{rank}": Entry("float32", (elements,))
-                for key, ranks in contents.residuals.items() for rank, elements in ranks.items()
+                kept_label(names[key], rank, is_extra=is_extra): Entry("float32", (elements,))
+                for is_extra, found in enumerate((contents.residuals, contents.extras))
+                for key, ranks in found.items() for rank, elements in ranks.items()
             }
         self._slots: dict[str, dict[str, Slot]] = {}
         self._fresh = FreshDirectory(target)
@@ -191,9 +196,11 @@ class Writer:
         """Write bytes of one array of a table; `part` as in `Contents.tables`."""
         self._write(TABLES, f"{self._names[key]}/{part}", begin, view)
 
-    def write_residual(self, key: Key, rank: int, begin: int, view: memoryview) -> None:
-        """Write bytes of what a rank has not sent of a key."""
-        self._write(RESIDUALS, f"{self._names[key]}/{rank}", begin, view)
+    def write_kept(
+        self, key: Key, rank: int, is_extra: bool, begin: int, view: memoryview
+    ) -> None:
+        """Write bytes of what a rank has not sent of a key, or of what its codec keeps beside."""
+        self._write(RESIDUALS, kept_label(self._names[key], rank, is_extra=is_extra), begin, view)
 
     def finish(self) -> None:
         """Make it durable, and let it stand at its path."""
@@ -215,6 +222,7 @@ class Reader:
         state: Where each state lies, by key and name.
         tables: What each table is, and where its arrays lie.
         residuals: Where each residual lies, by key and rank.
+        extras: Where what codecs keep beside lies, by key and rank.
         meta: What the writer said.
     """
 
@@ -224,6 +232,7 @@ class Reader:
         self.state: dict[Key, dict[str, Slot]] = {}
         self.tables: dict[Key, tuple[TableWords, dict[str, Slot]]] = {}
         self.residuals: dict[Key, dict[int, Slot]] = {}
+        self.extras: dict[Key, dict[int, Slot]] = {}
         self.meta: dict[str, Any] = {}
         self._files = open_files(Path(directory), META, (WEIGHTS, STATE, TABLES, RESIDUALS))
         try:
@@ -246,8 +255,9 @@ class Reader:
             self.state.setdefault(key_of(keys, name, folder), {})[part] = slot
         residuals = read_header(files[RESIDUALS], folder / RESIDUALS) if kept else {}
         for label, slot in residuals.items():
-            name, rank = rank_of(label, slot.entry, folder)
-            self.residuals.setdefault(key_of(keys, name, folder), {})[rank] = slot
+            name, rank, is_extra = rank_of(label, slot.entry, folder)
+            found = self.extras if is_extra else self.residuals
+            found.setdefault(key_of(keys, name, folder), {})[rank] = slot
         if not tables:
             return
         self.tables = {key_of(keys, name, folder): (words, {}) for name, words in tables.items()}
@@ -283,9 +293,12 @@ class Reader:
         """As `read`, of one array of a table; `part` as in `Contents.tables`."""
         read_into(self._files[TABLES], self.tables[key][1][part].begin + begin, view)
 
-    def read_residual(self, key: Key, rank: int, begin: int, view: memoryview) -> None:
-        """As `read`, of what a rank had not sent of a key."""
-        read_into(self._files[RESIDUALS], self.residuals[key][rank].begin + begin, view)
+    def read_kept(
+        self, key: Key, rank: int, is_extra: bool, begin: int, view: memoryview
+    ) -> None:
+        """As `read`, of what a rank had not sent of a key, or of what its codec kept beside."""
+        slots = (self.extras if is_extra else self.residuals)[key]
+        read_into(self._files[RESIDUALS], slots[rank].begin + begin, view)
 
     def read_whole(self) -> Checkpoint:
         """Read all arrays: new memory, the caller's."""
@@ -372,8 +385,9 @@ def show(directory: str | os.PathLike[str]) -> tuple[list[Item], dict[str, Any]]
               for name, slot in slots.items()]
     items += [Item(key, None if part == VALUES else part, *slot.entry, words)
               for key, (words, slots) in found.tables.items() for part, slot in slots.items()]
-    items += [Item(key, f"residual of rank {rank}", *slot.entry)
-              for key, slots in found.residuals.items() for rank, slot in slots.items()]
+    items += [Item(key, f"{what} of rank {rank}", *slot.entry)
+              for what, by_key in (("residual", found.residuals), ("extra", found.extras))
+              for key, slots in by_key.items() for rank, slot in slots.items()]
     items.sort(key=lambda item: (str(item.key), type(item.key).__name__, item.state or ""))
     return items, found.meta
 

@@ -20,6 +20,7 @@ FORMAT, VERSION = "asyncps checkpoint", 1
 META = "checkpoint.json"
 WEIGHTS, STATE, TABLES = "weights.safetensors", "state.safetensors", "tables.safetensors"
 RESIDUALS = "residuals.safetensors"
+_EXTRA = ".extra"  # behind a rank
 FILES = frozenset({META, WEIGHTS, STATE, TABLES, RESIDUALS})
 
 
@@ -60,18 +61,25 @@ def key_of(keys: Mapping[str, Key], name: str, folder: Path) -> Key:
     return keys[name]
 
 
-def rank_of(label: str, entry: Entry, folder: Path) -> tuple[str, int]:
-    """Return name and rank of a residual.
+def kept_label(name: str, rank: int, *, is_extra: bool | int) -> str:
+    """Return what a residual, or what a codec keeps beside it, is called in its file."""
+    return f"{name}/{rank}{_EXTRA if is_extra else ''}"
+
+
+def rank_of(label: str, entry: Entry, folder: Path) -> tuple[str, int, bool]:
+    """Return name and rank of a residual, or of what a codec keeps beside it, and which it is.
 
     Raises:
-        CheckpointError: It is none.
+        CheckpointError: It is neither.
     """
     name, _, rank = label.rpartition("/")
+    is_extra = rank.endswith(_EXTRA)
+    rank = rank.removesuffix(_EXTRA)
     digits = rank.isascii() and rank.isdecimal() and len(rank) < 10
     if not digits or entry.dtype != "float32" or len(entry.shape) != 1:
         raise CheckpointError("what was not sent has no rank, or is not float32 in a row",
                               got=f"{label}: {entry.dtype}{entry.shape} in {folder}")
-    return name, int(rank)
+    return name, int(rank), is_extra
 
 
 def told(

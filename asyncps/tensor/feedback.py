@@ -50,8 +50,8 @@ class KeyCoder:
     """
 
     __slots__ = (
-        "_bound", "_lock", "_rate", "before_bytes", "encode_s", "extra", "pushes", "residual",
-        "sent_bytes", "size", "skipped", "threads",
+        "_bound", "_kind", "_lock", "_rate", "before_bytes", "encode_s", "extra", "pushes",
+        "residual", "sent_bytes", "size", "skipped", "threads",
     )
 
     def __init__(self, size: int, threads: int = 1) -> None:
@@ -65,15 +65,17 @@ class KeyCoder:
         self.encode_s = 0.0
         self.skipped = 0
         self._rate: Rate | None = None  # that the residual is meant for
-        self._bound = 0.0  # no magnitude in the residual is larger
+        self._bound = 0.0  # no magnitude of what is kept is larger
+        self._kind: type[Codec] | None = None  # by which it was encoded last
         self._lock = threading.Lock()  # two threads may push one key
 
-    def follow(self, rate: Rate | None) -> None:
+    def follow(self, rate: Rate | None, *, extra: bool = False) -> None:
         """Let the residual be worth at a rate what it was worth at the one before.
 
         Args:
             rate: The one of now. None: nobody knows, and nothing is changed now, nor when it is
                 known again. Neither does the rate of one optimizer say anything of another's.
+            extra: What its codec keeps beside is scaled alike.
         """
         if rate == self._rate:
             return
@@ -81,36 +83,50 @@ class KeyCoder:
             before, self._rate = self._rate, rate
             if rate is None or before is None or before.optimizer != rate.optimizer:
                 return
-            if self.residual is None or before.value == rate.value:
+            if before.value == rate.value:
                 return
             factor = min(before.value / rate.value, _SAFE)
             most = _SAFE / factor
-            if quantize.largest(self.residual) > most:  # else the next sum could be infinite
-                np.clip(self.residual, -most, most, out=self.residual)
-            self.residual *= np.float32(factor)
-            self._bound = math.inf
+            for kept in (self.residual, self.extra if extra else None):
+                if kept is None:
+                    continue
+                if quantize.largest(kept) > most:  # else the next sum could be infinite
+                    np.clip(kept, -most, most, out=kept)
+                kept *= np.float32(factor)
+                self._bound = math.inf
 
-    def restore(self, residual: Floats | None, pushes: int, rate: Rate | None) -> None:
-        """Take what was saved; the array is ours from now on."""
+    def restore(
+        self, residual: Floats | None, pushes: int, rate: Rate | None,
+        extra: Floats | None = None,
+    ) -> None:
+        """Take what was saved; the arrays are ours from now on."""
         with self._lock:
             self.residual, self.pushes, self._rate = residual, pushes, rate
-            self._bound = 0.0 if residual is None else math.inf
+            self.extra, self._kind = extra, None
+            self._bound = 0.0 if residual is None and extra is None else math.inf
 
-    def count_nonfinite(self, g: Floats) -> tuple[int, int]:
-        """Count where a gradient on top of the residual is no finite number; and the first place.
+    def count_nonfinite(self, g: Floats, codec: Codec | None = None) -> tuple[int, int]:
+        """Count where a gradient on top of what is kept is no finite number; and the first place.
 
         To be called before each push. As a rule one look at the gradient is enough: of what is
         kept it is known how large it can be, since no codec keeps more than twice what it was
-        given, and one.
+        given, and one. (dgc: neither its momentum, below the old and the gradient, nor what is not
+        sent, below that and the old again.)
         """
         most = quantize.largest(g)
+        stateful = codec if isinstance(codec, Stateful) else None
         with self._lock:
-            if math.isfinite(most) and most + self._bound > _SAFE and self.residual is not None:
-                self._bound = quantize.largest(self.residual)
+            if math.isfinite(most) and most + self._bound > _SAFE:
+                kept = (self.residual,
+                        self.extra if stateful is not None and stateful.scales_extra else None)
+                self._bound = max((quantize.largest(each) for each in kept if each is not None),
+                                  default=self._bound)
             if most + self._bound <= _SAFE:
                 self._bound = 2 * (self._bound + most) + 1
                 return 0, -1
             self._bound = math.inf
+            if stateful is not None:
+                return stateful.count_nonfinite(g, self.residual, self.extra)
             bad = quantize.count_nonfinite(g, self.residual)
             return bad, quantize.first_nonfinite(g, self.residual) if bad else -1
 
@@ -132,6 +148,7 @@ class KeyCoder:
         with self._lock:
             began = time.perf_counter()
             kept = self._kept(feedback)
+            self._become(codec)
             if isinstance(codec, Stateful):
                 payloads = self._encode_with(codec, g, kept, shape, pieces, take, seeds)
             elif isinstance(codec, Elementwise):
@@ -146,7 +163,7 @@ class KeyCoder:
         pieces: Pieces, take: Take, seeds: Sequence[int],
     ) -> list[Bytes]:
         size = codec.extra_size(shape)
-        if self.extra is None or self.extra.size != size:  # another codec's, if any
+        if self.extra is None or self.extra.size != size:  # another's, of a checkpoint
             self.extra = np.zeros(size, np.float32)
         if kept is None:  # what is not sent is lost
             kept = np.zeros(self.size, np.float32)
@@ -155,7 +172,17 @@ class KeyCoder:
             return codec.encode_with(g, kept, self.extra, shape, self.pushes, pieces, take, seeds)
         except BaseException:
             self.pushes -= 1
+            self._bound = math.inf
             raise
+
+    def _become(self, codec: Codec) -> None:
+        """Forget what a codec of another type has kept beside, and how often it was asked."""
+        kind = type(codec)
+        if self._kind is not kind and self._kind is not None:
+            self.extra = None
+            if isinstance(codec, Stateful):
+                self.pushes = 0
+        self._kind = kind
 
     def encode_piece(
         self, codec: Elementwise, g: Floats, begin: int, nbytes: int, payload: Bytes, *,
@@ -172,6 +199,7 @@ class KeyCoder:
         with self._lock:
             began = time.perf_counter()
             kept = self._kept(feedback)
+            self._become(codec)
             codec.write(payload, None if kept is None else kept[begin : begin + g.size], g)
             self._count(began, nbytes, payload.nbytes)
 
@@ -196,7 +224,7 @@ class KeyCoder:
         with self._lock:
             self.before_bytes -= nbytes
             self.sent_bytes -= sum(payload.nbytes for payload in payloads)
-            if isinstance(codec, Stateful):
+            if isinstance(codec, Stateful) and self._kind is type(codec):
                 self.pushes -= 1
             if self.residual is None:
                 return

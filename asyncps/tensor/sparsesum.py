@@ -6,10 +6,23 @@ pushed as sparse is all of them) cost one addition in place each; others cost a 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
+from asyncps.tensor.codecs import Floats
 from asyncps.tensor.dtypes import Array, Dtype
 from asyncps_ext import reduce, sparse
+
+
+class Decodable(Protocol):
+    """Float32 values in fewer bytes."""
+
+    def decode(self, out: Floats) -> None:
+        """out = the values."""
+
+    def add(self, acc: Floats) -> None:
+        """acc += the values."""
 
 
 class SparseSum:
@@ -56,6 +69,26 @@ class SparseSum:
             self.dtype.add(self.values, stored)
         else:
             self._merge(ids, self._wide(stored, keep=True))
+
+    def add_encoded(self, ids: Array, encoded: Decodable) -> None:
+        """Take one contribution in whose values are encoded float32.
+
+        Args:
+            ids: int64[n], strictly ascending; the sum's from here on.
+            encoded: n rows.
+        """
+        self.count += 1
+        if ids.size == 0:
+            return
+        if self.ids.size and self._is_same(ids):
+            encoded.add(self.values)
+            return
+        values = np.empty(ids.size * self.width, np.float32)
+        encoded.decode(values)
+        if self.ids.size:
+            self._merge(ids, values)
+        else:
+            self.ids, self.values = ids, values
 
     def _is_same(self, ids: Array) -> bool:
         """Whether these are the ids that are there: of neighbours the ends say it all."""

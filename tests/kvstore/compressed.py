@@ -92,6 +92,9 @@ TYPES: dict[str, dict[str, Any]] = {
     "threshold f16": {"type": "threshold", "threshold": 0.7, "values": "f16"},
     "randomk": {"type": "randomk", "ratio": 0.1},
     "randomk f16": {"type": "randomk", "ratio": 0.1, "values": "f16"},
+    # with a momentum more is sent than the gradients
+    "dgc": {"type": "dgc", "ratio": 0.1, "momentum": 0.0},
+    "dgc f16": {"type": "dgc", "ratio": 0.1, "momentum": 0.0, "values": "f16"},
 }
 MIXED: dict[str, tuple[tuple[int, ...], Any]] = {
     "one": ((1,), "f4"), "seven": ((7,), "f4"), "row": ((3, 5), "f4"), "block": ((257,), "f4"),

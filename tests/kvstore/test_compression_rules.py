@@ -89,11 +89,10 @@ def test_last_rule_that_names_a_key_counts() -> None:
         store.set_gradient_compression({"type": "1bit"}, keys=["layer2", 5])
         told = {key: found["codec"] for key, found in store.compression_report().items()}
         assert told == {"layer1": "dense", "layer2": "1bit", "bias": "2bit", 5: "1bit",
-                        "5": "2bit", "ints": "dense", "table": "dense"}
+                        "5": "2bit", "ints": "dense", "table": "2bit"}
         why = store.compression_report()
         assert why["layer1"]["why"] == "smaller than 65536 bytes"
         assert why["ints"]["why"] == "its dtype is int32"
-        assert why["table"]["why"] == "row-sparse"
         # One call over all of them, in the slab that they share.
         out = store.pushpull(keys[:5], [np.full(5, 0.6, "f4") for _ in range(5)])
         for key, value in zip(keys, out, strict=False):
@@ -115,20 +114,6 @@ def test_small_keys_go_dense_and_large_ones_do_not() -> None:
     on_cluster(work, workers=1)
 
 
-def test_row_sparse_keys_that_are_named_are_refused_when_they_are_pushed() -> None:
-    def work(store: KVStore) -> None:
-        store.init("table", Zero(), shape=(4, 2))
-        rows = asyncps.RowSparse(np.array([1]), np.ones((1, 2), "f4"), (4, 2))
-        store.set_gradient_compression(TWO)
-        store.push("table", rows)
-        store.set_gradient_compression(TWO, keys="t*")
-        with pytest.raises(NotYetError, match="row-sparse keys \\('table'\\) is not there yet"):
-            store.push("table", rows)
-        assert store.row_sparse_pull("table", [1]).values.tolist() == [[1, 1]]
-
-    on_cluster(work, workers=1)
-
-
 @pytest.mark.parametrize("keys", [5.5, [None], ["\ud800"], "\ud800", True])
 def test_keys_that_are_none_are_refused(keys: Any) -> None:
     def work(store: KVStore) -> None:
@@ -145,7 +130,7 @@ def test_local_stores_refuse_it(type: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "kind"), [
-    ({"type": "3bit"}, ConfigError), ({"type": "dgc"}, NotYetError),
+    ({"type": "3bit"}, ConfigError), ({"type": "dgc", "momentum": 1}, ConfigError),
     ({"type": "2bit", "pull": True}, NotYetError),
 ])  # fmt: skip
 def test_wrong_words_raise_before_anybody_is_asked(spec: Any, kind: type[AsyncPSError]) -> None:

@@ -24,7 +24,9 @@ from asyncps.protocol import messages, rows
 from asyncps.protocol.frames import Flag, Header, Kind
 from asyncps.protocol.messages import TableSpec
 from asyncps.state.rounds import CLOCK_WINDOW
+from asyncps.tensor import codecs
 from asyncps_ext import wire
+from tests.roles.test_encoded import raw
 from tests.support.ports import STORE, FakeServer, Frame, make_frame, read_answer
 
 ROWS, FIRST, STOP, WIDTH = 40, 10, 30, 2
@@ -83,8 +85,9 @@ class TableMachine(RuleBasedStateMachine):
         self.model = Model(members, optimizer, dtype)
         self.workers = [Worker(number=2) for _ in range(members)]
 
-    @rule(rank=st.integers(0, 2), ids=IDS, seed=st.integers(0, 99))
-    def push(self, rank: int, ids: set[int], seed: int) -> None:
+    @rule(rank=st.integers(0, 2), ids=IDS, seed=st.integers(0, 99),
+          encoded=st.sampled_from([None, "f16", "topk"]))
+    def push(self, rank: int, ids: set[int], seed: int, encoded: str | None) -> None:
         rank %= len(self.workers)
         worker = self.workers[rank]
         if worker.clock >= self.applied + CLOCK_WINDOW:
@@ -93,7 +96,17 @@ class TableMachine(RuleBasedStateMachine):
         which = np.array(sorted(ids), np.int64)
         values = np.random.default_rng(seed).integers(-4, 5, (which.size, WIDTH))
         payload = rows.pack(which, ROWS) + values.astype(self.dtype).tobytes()
-        self._ask(rank, make_frame(Kind.PUSH, worker.number, 0, worker.clock, payload), None)
+        frame = make_frame(Kind.PUSH, worker.number, 0, worker.clock, payload)
+        if encoded is not None and self.dtype.name in ("float32", "float16") and which.size:
+            codec = codecs.made(codecs.checked({"type": encoded}))
+            g = values.reshape(-1).astype("f4")  # small integers: exact in float16
+            (coded,) = codec.encode(g, None, [(0, g.size)], lambda n: np.empty(n, np.uint8), [0])
+            codec.decode(g, coded, 0)
+            values = g.reshape(-1, WIDTH)
+            frame = raw(Kind.PUSH, Flag.CODEC, codec.head(g.size, 0),
+                        rows.pack(which, ROWS) + coded.tobytes(), worker.number,
+                        clock=worker.clock)
+        self._ask(rank, frame, None)
         self.model.push(rank, which, values)
 
     @rule(rank=st.integers(0, 2), ids=IDS.filter(bool))
@@ -151,7 +164,7 @@ class TableMachine(RuleBasedStateMachine):
         for _ in range(furthest + 1):
             for rank, worker in enumerate(self.workers):
                 if worker.clock < furthest:
-                    self.push(rank, set(), 0)
+                    self.push(rank, set(), 0, None)
                 self._deliver_all(rank)
         for rank in range(len(self.workers)):
             self._read(rank)

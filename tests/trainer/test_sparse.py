@@ -110,3 +110,25 @@ def test_a_gradient_of_another_kind_is_refused_and_nothing_is_sent() -> None:
     other.grad = rows([0], 1)
     with pytest.raises(TensorError, match="grad_stype"):
         dense.step(1)
+
+
+def compressed_rows(store: KVStore) -> None:
+    """What 2bit does not send of a row comes with a later step, beside a dense parameter."""
+    n = store.num_workers
+    table, dense = sparse(), ones(7)
+    trainer = asyncps.Trainer({"t": table, "d": dense}, "sgd", {"lr": 1}, kvstore=store,
+                              compression_params={"type": "2bit", "threshold": 0.5})
+    for step in range(4):
+        table.grad = rows([1, 8], 0.25)
+        dense.grad[:] = 0.25
+        trainer.step(1)
+        sent = 0.5 * ((step + 1) // 2) * n
+        assert np.array_equal(table.data[[1, 8]], np.full((2, 3), 1 - sent, "f4"))
+        assert (table.data[[0, 2, 9]] == 1).all()
+        assert np.allclose(dense.data, 1 - sent)
+    assert {told["codec"] for told in store.compression_report().values()} == {"2bit"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sparse_gradients_are_compressed(workers: int) -> None:
+    on_cluster(compressed_rows, workers=workers)

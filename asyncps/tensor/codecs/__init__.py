@@ -10,7 +10,14 @@ from asyncps.tensor.codecs.base import (
     cut_room,
     parse_head,
 )
-from asyncps.tensor.codecs.options import BY_NUMBER, DELTAS, KINDS, checked, made
+from asyncps.tensor.codecs.options import (
+    BY_NUMBER,
+    DELTAS,
+    KINDS,
+    checked,
+    made,
+    made_for_changes,
+)
 from asyncps.tensor.codecs.skip import Skip
 from asyncps.tensor.codecs.sparse import Sparse
 from asyncps.tensor.codecs.stateful import Stateful
@@ -31,5 +38,6 @@ __all__ = [
     "checked",
     "cut_room",
     "made",
+    "made_for_changes",
     "parse_head",
 ]

@@ -38,6 +38,7 @@ class Codec:
         is_fixed: How many bytes n values take depends on n alone.
         is_seeded: What is sent depends on a seed, which travels in the head.
         is_skip: It stands for no gradient, and its round does nothing.
+        owns_momentum: Its encoder has the momentum, so the optimizer must have none.
         small_bytes: Keys below this size go dense, unless the user says another.
         options: What it takes beside the options of all, with the default of each (None: none).
         parameter: A number that decoding needs.
@@ -49,6 +50,7 @@ class Codec:
     is_fixed: ClassVar[bool] = True
     is_seeded: ClassVar[bool] = False
     is_skip: ClassVar[bool] = False
+    owns_momentum: ClassVar[bool] = False
     small_bytes: ClassVar[int] = 64 << 10
     options: ClassVar[dict[str, Any]] = {}
     has_half: ClassVar[bool] = False

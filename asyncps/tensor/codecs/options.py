@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,14 @@ import numpy as np
 from asyncps.errors import ConfigError, NotYetError, shown
 from asyncps.tensor.codecs.base import Codec
 from asyncps.tensor.codecs.bits import BF16, F16, Int8, OneBit, Sign, TwoBit
+from asyncps.tensor.codecs.dgc import DGC
 from asyncps.tensor.codecs.powersgd import MOST_RANK, PowerSGD
 from asyncps.tensor.codecs.skip import Skip
 from asyncps.tensor.codecs.sparse import RandomK, Threshold, TopK
 
 KINDS: dict[str, type[Codec]] = {
     kind.name: kind
-    for kind in (F16, BF16, Int8, OneBit, TwoBit, Sign, TopK, Threshold, RandomK, PowerSGD)
+    for kind in (F16, BF16, Int8, OneBit, TwoBit, Sign, TopK, Threshold, RandomK, DGC, PowerSGD)
 }
 BY_NUMBER: dict[int, type[Codec]] = {
     **{kind.number: kind for kind in KINDS.values()}, Skip.number: Skip,
@@ -25,8 +26,9 @@ BY_NUMBER: dict[int, type[Codec]] = {
 
 # Types that pull=True has too, and the option that says how much is sent.
 DELTAS = {"topk": "ratio", "threshold": "threshold", "randomk": "ratio"}
+# Types whose changes are brought by another's codec: a change has no momentum.
+_BROUGHT_BY = {"dgc": "topk"}
 
-_LATER_TYPES = ("dgc",)
 # Options that every type takes.
 _COMMON = ("type", "error_feedback", "lr_scaled", "nonfinite", "small_bytes", "pull")
 _PULLS = (None, "f16", "bf16")  # how answers travel: None, as they are; or True
@@ -40,14 +42,12 @@ def checked(spec: object) -> dict[str, Any]:
 
     Raises:
         ConfigError: An unknown type or option, or a value that cannot be right; it lists the known.
-        NotYetError: A documented type or option that is not there yet.
+        NotYetError: A documented option that is not there yet.
     """
     if not isinstance(spec, Mapping):
         raise ConfigError("a compression is a map", expected='such as {"type": "2bit"}',
                           got=shown(spec))
     name = spec.get("type")
-    if isinstance(name, str) and name in _LATER_TYPES:
-        raise NotYetError(f"compression of type {name} is not there yet")
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ConfigError("unknown type of compression", expected=", ".join(KINDS),
@@ -67,12 +67,23 @@ def checked(spec: object) -> dict[str, Any]:
     }
     for option, default in kind.options.items():
         found[option] = _CHECKS[option](kind, spec.get(option, default))
+    if kind.owns_momentum and not found["error_feedback"]:
+        raise ConfigError(f"error_feedback of compression {kind.name}, which is what it keeps",
+                          expected="True", got=False)
     return found
 
 
-def made(words: Mapping[str, Any]) -> Codec:
-    """Return the codec of what `checked` has returned."""
-    return KINDS[words["type"]].made(dict(words))
+def made(words: Mapping[str, Any], workers: int = 1) -> Codec:
+    """Return the codec of what `checked` has returned, at each of so many workers."""
+    return KINDS[words["type"]].made({**words, "workers": workers})
+
+
+def made_for_changes(words: Mapping[str, Any]) -> tuple[Codec, float] | None:
+    """Return the codec that changes are pulled by, and how much it sends; None for no changes."""
+    if words["pull"] is not True:
+        return None
+    name = _BROUGHT_BY.get(words["type"], words["type"])
+    return KINDS[name].made(dict(words)), float(words[DELTAS[name]])
 
 
 def _truth(option: str, value: object) -> bool:
@@ -90,9 +101,9 @@ def _nonfinite(value: object) -> str:
 
 def _pull(kind: type[Codec], value: object) -> str | bool | None:
     if value is True:
-        if kind.name not in DELTAS:
+        if kind.name not in DELTAS and kind.name not in _BROUGHT_BY:
             raise NotYetError(f"pull=True of compression {kind.name} is not there yet: it is of "
-                              f"{', '.join(DELTAS)}")
+                              f"{', '.join([*DELTAS, *_BROUGHT_BY])}")
         return True
     if value is None or value is False:
         return None
@@ -172,5 +183,29 @@ def _start(kind: type[Codec], value: object) -> int:
     return number
 
 
-_CHECKS = {"threshold": _threshold, "ratio": _ratio, "values": _values,
-           "rank": _rank, "start": _start}
+def _momentum(kind: type[Codec], value: object) -> float:
+    if not 0 <= _number(value) < 1:
+        raise ConfigError(f"momentum of compression {kind.name}",
+                          expected="a number of 0 or more, below 1", got=shown(value))
+    return float(value)  # type: ignore[arg-type]
+
+
+def _warmup(kind: type[Codec], value: object) -> int:
+    number = _integer(value)
+    if number is None or not 0 <= number < 1 << 62:
+        raise ConfigError(f"warmup of compression {kind.name} is a number of pushes, 0 or more",
+                          got=shown(value))
+    return number
+
+
+def _clip(kind: type[Codec], value: object) -> float | None:
+    if value is not None and not _number(value) > 0:
+        raise ConfigError(f"clip of compression {kind.name}",
+                          expected="None, or a finite number above 0", got=shown(value))
+    return None if value is None else float(value)  # type: ignore[arg-type]
+
+
+_CHECKS: dict[str, Callable[[type[Codec], object], Any]] = {
+    "threshold": _threshold, "ratio": _ratio, "values": _values, "momentum": _momentum,
+    "warmup": _warmup, "clip": _clip, "rank": _rank, "start": _start,
+}

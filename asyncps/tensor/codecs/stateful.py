@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from asyncps.tensor.codecs.base import Codec, Floats, Pieces, Take
 from asyncps.tensor.pool import Bytes
+from asyncps_ext import quantize
 
 
 class Stateful(Codec):
-    """One whose encoder has memory beside the residual, of each key."""
+    """One whose encoder has memory beside the residual, of each key.
+
+    Attributes:
+        scales_extra: What it keeps beside is in the unit of gradients: with `lr_scaled` it follows
+            the learning rate as the residual does, and it may become as large as that.
+    """
+
+    scales_extra: ClassVar[bool] = False
 
     def unfit(self, shape: tuple[int, ...], nbytes: int, pieces: Pieces) -> str:
         """Return why a key travels dense; "" if it need not.
@@ -44,3 +53,15 @@ class Stateful(Codec):
         If this raises, `residual` and `extra` are what they were, up to a rounding error.
         """
         raise NotImplementedError
+
+    def count_nonfinite(
+        self, g: Floats, residual: Floats | None, extra: Floats | None
+    ) -> tuple[int, int]:
+        """Count where what it would keep of a gradient is no finite number; and the first place,
+        -1 for none.
+
+        Args:
+            g: float32[n], the gradient.
+            residual, extra: As `encode_with` has them; None before the first push.
+        """
+        return (quantize.count_nonfinite(g, residual), quantize.first_nonfinite(g, residual))

@@ -1,0 +1,55 @@
+"""What was said of compression: which keys, with what codec and how."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from asyncps.errors import NotYetError
+from asyncps.protocol.messages import Key, StoreConfig
+from asyncps.roles.landing import FLAGS
+from asyncps.roles.plan import bound_of
+from asyncps.tensor import codecs
+from asyncps.tensor.codecs import Stateful
+from asyncps.tensor.feedback import KeyCoder, Rate
+
+Words = dict[str, Any]  # as `codecs.checked` returns them
+Keys = None | str | list[Key]  # all, a pattern of str keys, or these
+
+
+def check_store(config: StoreConfig, words: Words) -> None:
+    """Refuse what a store's type does not have.
+
+    Raises:
+        NotYetError: Changes of values are pulled in rounds only.
+    """
+    if words["pull"] is True and bound_of(config) != 0:
+        raise NotYetError(f"pull=True in a store of type {config.type} is not there yet: it is of "
+                          "dist_sync")
+
+
+class Rule:
+    """What was said once: these keys, with this codec."""
+
+    def __init__(self, keys: Keys, words: Words, workers: int) -> None:
+        self.keys = keys
+        self.words = words
+        self.feedback = bool(words["error_feedback"])
+        self.skips = words["nonfinite"] == "skip"
+        self.codec = codecs.made(words, workers)  # of all its keys: slabs of these travel as one
+        self.pull = FLAGS.get(words["pull"], 0)  # how answers of its float32 keys travel
+        self.changes = codecs.made_for_changes(words)  # or by what codec, and how much
+
+    def follow(self, coder: KeyCoder, rate: Rate | None) -> None:
+        """Let what a key has kept follow its learning rate, if it is to."""
+        if self.words["lr_scaled"]:
+            extra = isinstance(self.codec, Stateful) and self.codec.scales_extra
+            coder.follow(rate, extra=extra)
+
+    def names(self, key: Key) -> bool:
+        """Tell whether it speaks of a key."""
+        if self.keys is None:
+            return True
+        if isinstance(self.keys, str):
+            return isinstance(key, str) and fnmatchcase(key, self.keys)
+        return any(type(key) is type(one) and key == one for one in self.keys)

@@ -1,0 +1,139 @@
+"""What was not sent of rows of a table: float32 for each row with something left, and no others.
+
+An index gives each row a slot in the order in which it first had something left, as in a table. A
+row of which nothing is left stays in its slot as zeros, until most slots are like that: then all
+others move together. The first slot is a row of zeros that stands for all rows without one. So a
+push costs what its own rows cost, and memory goes by the rows with something left, of which there
+are as many as were pushed at most.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncps.tensor.codecs import Floats
+from asyncps.tensor.rowblocks import RowBlocks
+from asyncps.tensor.rowsparse import Ids
+from asyncps_ext import quantize
+from asyncps_ext.sparse_index import RowIndex
+
+BLOCK_BYTES = 1 << 20
+_FEW = 256  # slots that are not worth moving
+
+
+class RowRests:
+    """Rows by id, all others being zero. One thread uses it at a time.
+
+    Args:
+        width: Elements of a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self.clear()
+
+    def clear(self) -> None:
+        """Have nothing left."""
+        self._index = RowIndex()
+        self._blocks = RowBlocks(
+            np.dtype(np.float32), self._width, 1 << 62, block_bytes=BLOCK_BYTES)
+        self._alive: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by slot: it is not all zero
+        self._live = 0
+
+    def __len__(self) -> int:
+        """How many rows have something left."""
+        return self._live
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes asked of the system."""
+        return self._blocks.reserved_bytes + self._index.nbytes + self._alive.nbytes
+
+    def gather(self, ids: Ids) -> Floats:
+        """Return what is left of rows, in memory of its own: float32[ids.size * width].
+
+        Args:
+            ids: int64, unique.
+        """
+        if not self._live:
+            return np.zeros(ids.size * self._width, np.float32)
+        out = np.empty(ids.size * self._width, np.float32)
+        self._blocks.gather(self._slots(ids), out)
+        return out
+
+    def put(self, ids: Ids, rests: Floats) -> None:
+        """Let this be what is left of rows.
+
+        Args:
+            ids: int64, unique.
+            rests: float32[ids.size * width]; only read.
+        """
+        left: npt.NDArray[np.bool_] = np.any(rests.reshape(-1, self._width), axis=1)
+        slots = self._slots(ids)
+        fresh = left & (slots == 0)
+        many = int(np.count_nonzero(fresh))
+        if many:
+            self._grow(len(self._index) + many)
+            mine = np.empty(many, np.int64)
+            self._index.insert(ids[fresh], mine)
+            slots[fresh] = mine + 1
+        known = slots > 0
+        if not known.all():
+            left, slots = left[known], slots[known]
+            rests = rests.reshape(-1, self._width)[known].reshape(-1)
+        self._blocks.scatter(slots, rests)
+        self._live += int(np.count_nonzero(left)) - int(np.count_nonzero(self._alive[slots]))
+        self._alive[slots] = left
+        if len(self._index) > max(_FEW, 2 * self._live):
+            self._move_together()
+
+    def scale(self, factor: float, most: float) -> None:
+        """Multiply all, cut to magnitudes of at most `most` before that."""
+        for begin, end in self._spans():
+            view = self._blocks.view(begin, end)
+            if quantize.largest(view) > most:
+                np.clip(view, -most, most, out=view)
+            view *= np.float32(factor)
+
+    def norm(self) -> float:
+        """Return the l2 norm of all."""
+        return math.sqrt(sum(
+            float(np.square(self._blocks.view(begin, end), dtype=np.float64).sum())
+            for begin, end in self._spans()))
+
+    def items(self) -> tuple[Ids, Floats]:
+        """Return the rows with something left, ascending, and what that is; copies."""
+        ids = np.sort(self._index.items()[self._alive[1 : len(self._index) + 1]])
+        return ids, self.gather(ids)
+
+    def _spans(self) -> list[tuple[int, int]]:
+        return list(self._blocks.spans(1, len(self._index) + 1, 1 << 62))
+
+    def _slots(self, ids: Ids) -> Ids:
+        """Where rows lie; 0 of those that are not there."""
+        slots = np.empty(ids.size, np.int64)
+        self._index.lookup(ids, slots)
+        slots += 1
+        return slots
+
+    def _grow(self, rows: int) -> None:
+        slots = rows + 1
+        is_first = not self._blocks.blocks
+        self._blocks.grow(slots)
+        if is_first:
+            self._blocks.view(0, 1)[:] = 0
+        if slots > self._alive.size:
+            more = np.zeros(max(slots, 2 * self._alive.size), np.bool_)
+            more[: self._alive.size] = self._alive
+            self._alive = more
+
+    def _move_together(self) -> None:
+        kept = RowRests(self._width)
+        ids, rests = self.items()
+        if ids.size:
+            kept.put(ids, rests)
+        self._index, self._blocks = kept._index, kept._blocks
+        self._alive, self._live = kept._alive, kept._live

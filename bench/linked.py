@@ -18,13 +18,14 @@ TIMEOUT_S = 300
 
 def run_roles(
     work: list[str], servers: int, workers: int, ends: links.Ends | None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = TIMEOUT_S, settings: dict[str, str] | None = None,
 ) -> None:
     """Run scheduler and servers, and `work` as each worker, until all have ended.
 
     Args:
       work: a worker's command.
       ends: of the link that lies between servers and workers; None: loopback.
+      settings: of all roles, as their environment has them.
 
     Raises:
       ClusterFailedError: A process failed; it has said why.
@@ -32,6 +33,7 @@ def run_roles(
     env = launch_asyncps.environment(servers, workers)
     path = [str(harness.HERE.parent), env.get("PYTHONPATH")]
     env.update(PYTHONPATH=os.pathsep.join(filter(None, path)), OMP_NUM_THREADS="1")
+    env.update(settings or {})
     if ends:
         env["ASYNCPS_SCHEDULER"] = f"{links.SERVER_ADDRESS}:{PORT}"
     asyncps = [sys.executable, "-m", "asyncps"]

@@ -17,7 +17,7 @@ SHAPES = {"large": (280, 250), "small": (20, 15), "less": (11,), "chunk": (100, 
 SPECS: list[dict[str, Any]] = [
     {"type": "2bit", "threshold": 1.0}, {"type": "f16"}, {"type": "topk", "ratio": 0.1},
     {"type": "threshold", "threshold": 2.5}, {"type": "randomk"}, {"type": "onebit"},
-    {"type": "powersgd"},
+    {"type": "powersgd"}, {"type": "dgc", "ratio": 0.1, "momentum": 0.0},
 ]
 
 

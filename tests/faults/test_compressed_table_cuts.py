@@ -19,7 +19,10 @@ from tests.faults.test_cuts import cuts_of
 SHAPE = (3000, 8)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["type"])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if spec["type"] not in ("dgc", "powersgd")],
+    ids=lambda spec: spec["type"],
+)
 @pytest.mark.parametrize("type", ["dist_sync", "dist_async"])
 async def test_cuts_at_random_places_lose_and_double_nothing(
     spec: dict[str, Any], type: str

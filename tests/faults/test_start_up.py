@@ -136,7 +136,7 @@ def test_server_whose_port_is_busy_says_so_and_others_hear_who_is_missing(
     processes: ProcessGroup,
 ) -> None:
     with ReservedPort(listening=True) as busy:
-        job = Job(processes, ASYNCPS_RENDEZVOUS_S=2.0)
+        job = Job(processes, ASYNCPS_RENDEZVOUS_S=6.0)
         scheduler = job.scheduler()
         server = job.server(0, ASYNCPS_BIND=f"127.0.0.1:{busy.number}")
         assert server.wait(START_S) == 1

@@ -16,6 +16,7 @@ from asyncps.roles import seeding
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
 from asyncps.roles.nonfinite import is_skipped
 from asyncps.roles.operation import Operation
+from asyncps.roles.waiting import Waiting
 from asyncps.tensor import dtypes
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from asyncps.roles.compressing import Compression
     from asyncps.roles.plan import KeyInfo, Plan, SlabPlan
     from asyncps.roles.rules import Rule
-
-_MOST_AT_ONCE = 4 << 20  # bytes of a key that the loop encodes at once, in a millisecond or few
 
 
 class Coding:
@@ -41,7 +40,7 @@ class Coding:
         op.on_end(lambda ended: None if ended.counted else self.put_back())
 
     def put_back(self) -> None:
-        """Let the residuals be what they would be without this call."""
+        """Let what was encoded be in the residuals again, as what is not sent yet."""
         undo, self.undo = self.undo, []
         for each in undo:
             each()
@@ -110,27 +109,37 @@ class Large:
 
     @property
     def may_wait(self) -> bool:
-        """Whether it can be encoded on the loop, which has no more time than that at once."""
-        return isinstance(self.codec, Elementwise) or self._info.nbytes <= _MOST_AT_ONCE
+        """Whether it can be encoded on the loop, which has a few milliseconds at once."""
+        elements = self._info.nbytes // self._info.dtype.itemsize
+        return isinstance(self.codec, Elementwise) or 4 * elements <= self.codec.loop_bytes
 
     def later(self, take: Take, coding: Coding) -> LazyKey:
-        """Encode it when it is sent: each chunk by itself, or all with the first.
-
-        Nothing can refuse it any more then, so there is nothing to put back.
+        """Encode it when it is sent, each chunk by itself or all with the first; or when the key's
+        next value is to be encoded, if that is sooner.
         """
         cuts = self._cuts()
         encode = (self._encoder_of_chunks(take, cuts) if isinstance(self.codec, Elementwise)
                   else self._encoder_of_all(take, cuts))
-        sizes = [self.codec.nbytes(stop - begin) for begin, stop in cuts.pieces]
-        coding.sent_bytes += sum(
-            4 * (stop - begin) if size is None else size  # not known yet; seldom as many
-            for size, (begin, stop) in zip(sizes, cuts.pieces, strict=True))
+        waiting = Waiting(self._coder, len(cuts.pieces), encode)
+        coding.undo.append(partial(self._drop, waiting, cuts))
+        coding.sent_bytes += sum(self.codec.about(stop - begin) for begin, stop in cuts.pieces)
 
         def head(place: int) -> bytes:
             begin, stop = cuts.pieces[place]
             return self.codec.head(stop - begin, cuts.heads[place])
 
-        return LazyKey({begin: place for place, begin in enumerate(cuts.places)}, head, encode)
+        return LazyKey(
+            {begin: place for place, begin in enumerate(cuts.places)}, head, waiting.payload)
+
+    def _drop(self, waiting: Waiting, cuts: _Cuts) -> None:
+        """Put back what a later call has had encoded of one that will not be sent."""
+        done = waiting.drop()
+        if done:
+            places = [place for place, _ in done]
+            pieces = [cuts.pieces[place] for place in places]
+            size = self._info.dtype.itemsize * sum(stop - begin for begin, stop in pieces)
+            self._coder.put_back(self.codec, size, pieces, [payload for _, payload in done],
+                                 [cuts.seeds[place] for place in places])
 
     def _encoder_of_chunks(self, take: Take, cuts: _Cuts) -> Callable[[int], Bytes]:
         codec, size = self.codec, self._info.dtype.itemsize

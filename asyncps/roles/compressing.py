@@ -118,6 +118,7 @@ class Compression:
     def coder(self, info: KeyInfo, rule: Rule) -> KeyCoder:
         """Return what a key is encoded with, by its rule."""
         coder = self._coders.of(info.key, info.nbytes // info.dtype.itemsize)
+        coder.settle()
         rule.follow(coder, self.rates.of(info.key))
         return coder
 

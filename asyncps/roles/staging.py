@@ -31,11 +31,11 @@ class Staging:
         self._error: AsyncPSError | None = None  # why nothing can be sent any more
         self._stepping = False
         self._walks: deque[tuple[Operation, Plan, Iterator[None]]] = deque()
-        self._keys: dict[KeyInfo, int] = {}  # large keys of these calls, how often
+        self._keys: dict[KeyInfo, int] = {}  # keys of these calls, how often
 
     def concerns(self, plan: Plan) -> bool:
         """Tell whether a call must go behind those that are here."""
-        return bool(self._keys) and any(info in self._keys for _, info in plan.large)
+        return bool(self._keys) and any(info in self._keys for info in plan.infos)
 
     def add(self, op: Operation, plan: Plan, walk: Iterator[None]) -> None:
         """Send in steps, behind what is here.
@@ -45,7 +45,7 @@ class Staging:
             plan: What it speaks of.
             walk: Sends a part at each step.
         """
-        for _, info in plan.large:
+        for info in plan.infos:
             self._keys[info] = self._keys.get(info, 0) + 1
         self._walks.append((op, plan, walk))
         if len(self._walks) == 1:
@@ -76,7 +76,7 @@ class Staging:
         if self._take_step(op, walk):
             return
         self._walks.popleft()
-        for _, info in plan.large:
+        for info in plan.infos:
             self._keys[info] -= 1
             if not self._keys[info]:
                 del self._keys[info]

@@ -205,6 +205,7 @@ class Worker:
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:
         """Change hyper-parameters; pushes from now on carry the new version."""
+        client.staging.finish()
         async with client.changing:  # the next change is one of what this one makes
             hyper, version = {**client.hyper, **values}, client.next_hyper_version()
             await self.ask_all(messages.SetHyper(client.number, version, hyper))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,11 +47,13 @@ class KeyCoder:
         sent_bytes: Of what they became.
         encode_s: Seconds that it took.
         skipped: Pushes that were not finite, and that its rounds were skipped for.
+        waiting: Of calls that have not encoded all yet, in their order: what finishes each, and
+            takes it from here.
     """
 
     __slots__ = (
         "_bound", "_kind", "_lock", "_rate", "before_bytes", "encode_s", "extra", "pushes",
-        "residual", "sent_bytes", "size", "skipped", "threads",
+        "residual", "sent_bytes", "size", "skipped", "threads", "waiting",
     )
 
     def __init__(self, size: int, threads: int = 1) -> None:
@@ -68,6 +70,16 @@ class KeyCoder:
         self._bound = 0.0  # no magnitude of what is kept is larger
         self._kind: type[Codec] | None = None  # by which it was encoded last
         self._lock = threading.Lock()  # two threads may push one key
+        self.waiting: list[Callable[[], None]] = []
+
+    def settle(self) -> None:
+        """Encode what earlier calls have left for later: the next is encoded behind it."""
+        while self.waiting:
+            try:
+                finish = self.waiting[0]
+            except IndexError:  # another thread was faster
+                return
+            finish()
 
     def follow(self, rate: Rate | None, *, extra: bool = False) -> None:
         """Let the residual be worth at a rate what it was worth at the one before.
@@ -220,7 +232,7 @@ class KeyCoder:
         self, codec: Codec, nbytes: int, pieces: Pieces, payloads: Sequence[Bytes],
         seeds: Sequence[int],
     ) -> None:
-        """Take note that these will not be sent: their values are kept, as if never encoded."""
+        """Take note that these will not be sent: what they stand for is kept, for the next."""
         with self._lock:
             self.before_bytes -= nbytes
             self.sent_bytes -= sum(payload.nbytes for payload in payloads)

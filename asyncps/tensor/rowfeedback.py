@@ -140,7 +140,7 @@ class RowCoder(KeyCoder):
         self, codec: Codec, ids: Ids, nbytes: int, pieces: Pieces, payloads: Sequence[Bytes],
         seeds: Sequence[int], *, feedback: bool,
     ) -> None:
-        """Take note that these will not be sent: their values are kept, as if never encoded."""
+        """Take note that these will not be sent: what they stand for is kept, for the next."""
         with self._lock:
             self.before_bytes -= nbytes
             self.sent_bytes -= sum(payload.nbytes for payload in payloads)

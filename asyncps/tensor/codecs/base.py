@@ -40,6 +40,7 @@ class Codec:
         is_skip: It stands for no gradient, and its round does nothing.
         owns_momentum: Its encoder has the momentum, so the optimizer must have none.
         small_bytes: Keys below this size go dense, unless the user says another.
+        loop_bytes: Of a key, as float32: up to this a loop may take the time to encode all of it.
         options: What it takes beside the options of all, with the default of each (None: none).
         parameter: A number that decoding needs.
         half: Values travel as f16.
@@ -52,6 +53,7 @@ class Codec:
     is_skip: ClassVar[bool] = False
     owns_momentum: ClassVar[bool] = False
     small_bytes: ClassVar[int] = 64 << 10
+    loop_bytes: ClassVar[int] = 0
     options: ClassVar[dict[str, Any]] = {}
     has_half: ClassVar[bool] = False
 
@@ -72,6 +74,11 @@ class Codec:
     def nbytes(self, n: int) -> int | None:
         """Return the bytes that n values take; None where that depends on the values."""
         raise NotImplementedError
+
+    def about(self, n: int) -> int:
+        """Return about how many bytes n values will take; at most where nobody can know."""
+        size = self.nbytes(n)
+        return 4 * n if size is None else size
 
     def encode(
         self, g: Floats, residual: Floats | None, pieces: Pieces, take: Take,

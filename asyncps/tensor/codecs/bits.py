@@ -169,6 +169,7 @@ class Sign(Codec):
     """Onebit: signs, and the mean of the magnitudes of the whole key, which each chunk brings."""
 
     name, number = "onebit", 6
+    loop_bytes = 4 << 20
 
     def nbytes(self, n: int) -> int:
         """As `Codec.nbytes`: a bit a value, in whole words, behind a float32."""

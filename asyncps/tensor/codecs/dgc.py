@@ -31,6 +31,7 @@ class DGC(Sparse, Stateful):
     """The largest sums of momentum of the whole key. v is the residual, and u the extra."""
 
     name, number = "dgc", 10
+    loop_bytes = 2 << 20
     options = {  # noqa: RUF012 - a class attribute of the base
         "ratio": 0.01, "momentum": 0.9, "warmup": 0, "clip": None, "values": "f32",
     }

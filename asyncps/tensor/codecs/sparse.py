@@ -170,11 +170,16 @@ class TopK(Sparse):
     """The values of largest magnitude of the whole key; of equal ones those of lower index."""
 
     name, number = "topk", 7
+    loop_bytes = 4 << 20
     options = {"ratio": 0.01, "values": "f32"}  # noqa: RUF012
 
     def __init__(self, parameter: float = 0.0, *, half: bool = False, ratio: float = 0.0) -> None:
         super().__init__(parameter, half=half)
         self._ratio = ratio
+
+    def about(self, n: int) -> int:
+        """As `Codec.about`: its share of the values."""
+        return (self.index_bytes + self._value_bytes) * count_of(self._ratio, n)
 
     @classmethod
     def made(cls, options: dict[str, Any]) -> Codec:
@@ -213,6 +218,7 @@ class Threshold(Sparse):
     """All values of at least a magnitude; a zero never."""
 
     name, number = "threshold", 8
+    loop_bytes = 1 << 20
     options = {"threshold": None, "values": "f32"}  # noqa: RUF012
 
     def __init__(self, parameter: float = 0.0, *, half: bool = False, least: float = 0.0) -> None:
@@ -239,12 +245,17 @@ class RandomK(Sparse):
     """Values at random places, which both sides draw from one seed: only values travel."""
 
     name, number, is_seeded = "randomk", 9, True
+    loop_bytes = 1 << 20
     options = {"ratio": 0.1, "values": "f32"}  # noqa: RUF012
     index_bytes = 0
 
     def __init__(self, parameter: float = 0.0, *, half: bool = False, ratio: float = 0.0) -> None:
         super().__init__(parameter, half=half)
         self._ratio = ratio
+
+    def about(self, n: int) -> int:
+        """As `Codec.about`: its share of the values."""
+        return (self.index_bytes + self._value_bytes) * count_of(self._ratio, n)
 
     @classmethod
     def made(cls, options: dict[str, Any]) -> Codec:

@@ -149,7 +149,6 @@ def test_what_will_not_be_sent_is_put_back_by_who_had_it_encoded(spec: dict[str,
 def test_a_call_that_is_over_is_not_encoded(spec: dict[str, Any]) -> None:
     def work(store: KVStore) -> None:
         ready(store, spec)
-        core = store._core
         call = begun(store, gradient(0))
         call.op.part_done(AsyncPSError("refused"))
         out = store.pushpull("a", gradient(1), out=np.empty((200, SIZE // 200), "f4"))

@@ -14,14 +14,11 @@ import numpy as np
 
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Pieces, Take
 from asyncps.tensor.codecs.bits import BF16, F16
-from asyncps.tensor.feedback import KeyCoder, Rate
+from asyncps.tensor.feedback import SUMMABLE, KeyCoder, Rate
 from asyncps.tensor.pool import Bytes
 from asyncps.tensor.rowrests import RowRests
 from asyncps.tensor.rowsparse import Ids
 from asyncps_ext import quantize, reduce
-
-# Sums that are smaller are finite, even when another thread adds as much in between.
-_SAFE = 1e38
 
 
 class AsIs(Elementwise):
@@ -98,7 +95,7 @@ class RowCoder(KeyCoder):
     def count_nonfinite_rows(g: Floats, rests: Floats | None) -> tuple[int, int]:
         """As `count_nonfinite`, of a gradient on top of what is left of its rows."""
         most = quantize.largest(g) + (0.0 if rests is None else quantize.largest(rests))
-        if most <= _SAFE:
+        if most <= SUMMABLE:
             return 0, -1
         bad = quantize.count_nonfinite(g, rests)
         return bad, quantize.first_nonfinite(g, rests) if bad else -1
@@ -161,9 +158,9 @@ class RowCoder(KeyCoder):
             if rate is None or before is None or before.optimizer != rate.optimizer:
                 return
             if before.value != rate.value and len(self.rests):
-                factor = min(before.value / rate.value, _SAFE)
+                factor = min(before.value / rate.value, SUMMABLE)
                 self._moment += 1
-                self.rests.scale(factor, _SAFE / factor)
+                self.rests.scale(factor, SUMMABLE / factor)
 
     def restore(
         self, residual: Floats | None, pushes: int, rate: Rate | None,

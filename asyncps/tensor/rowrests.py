@@ -47,11 +47,6 @@ class RowRests:
         """How many rows have something left."""
         return self._live
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes asked of the system."""
-        return self._blocks.reserved_bytes + self._index.nbytes + self._alive.nbytes
-
     def gather(self, ids: Ids) -> Floats:
         """Return what is left of rows, in memory of its own: float32[ids.size * width].
 

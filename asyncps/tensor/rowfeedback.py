@@ -57,10 +57,12 @@ class Gathered(NamedTuple):
     Attributes:
         rests: float32, of these rows; whoever encodes with it uses it up.
         moment: The coder's count of changes.
+        slots: Where these rows lie at that moment.
     """
 
     rests: Floats
     moment: int
+    slots: Ids
 
 
 class RowCoder(KeyCoder):
@@ -89,7 +91,8 @@ class RowCoder(KeyCoder):
             ids: int64, unique.
         """
         with self._lock:
-            return Gathered(self.rests.gather(ids), self._moment)
+            slots = self.rests.find(ids)
+            return Gathered(self.rests.gather(ids, slots), self._moment, slots)
 
     @staticmethod
     def count_nonfinite_rows(g: Floats, rests: Floats | None) -> tuple[int, int]:
@@ -119,17 +122,17 @@ class RowCoder(KeyCoder):
         """
         with self._lock:
             began = time.perf_counter()
-            rests = None
+            rests = slots = None
             if gathered is None:
                 self.rests.clear()
             elif gathered.moment == self._moment:
-                rests = gathered.rests
+                rests, slots = gathered.rests, gathered.slots
             else:  # another thread has pushed meanwhile
                 rests = self.rests.gather(ids)
             payloads = codec.encode(g, rests, pieces, take, seeds)
             self._moment += 1
             if rests is not None:
-                self.rests.put(ids, rests)
+                self.rests.put(ids, rests, slots)
             self._count(began, nbytes, sum(payload.nbytes for payload in payloads))
             return payloads
 
@@ -183,6 +186,7 @@ class RowCoder(KeyCoder):
         """
         self.restore(None, pushes, rate)
         with self._lock:
+            self._moment += 1
             self.rests.put(ids, rests)
 
     def rows(self) -> tuple[Ids, Floats]:

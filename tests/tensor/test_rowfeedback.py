@@ -58,7 +58,7 @@ def test_rests_are_those_of_a_dict(pushes: list[tuple[set[int], int, str]]) -> N
         if what != "all":
             values[chance.random(ids.size) < (1 if what == "zero" else 0.5)] = 0
         assert np.array_equal(rests.gather(ids).reshape(-1, WIDTH), [model[row] for row in ids])
-        rests.put(ids, values.reshape(-1))
+        rests.put(ids, values.reshape(-1), rests.find(ids) if seed % 2 else None)
         model.update(zip(ids.tolist(), values, strict=True))
         left = [row for row in range(ROWS) if model[row].any()]
         found, kept = rests.items()
@@ -68,6 +68,18 @@ def test_rests_are_those_of_a_dict(pushes: list[tuple[set[int], int, str]]) -> N
             assert np.array_equal(kept.reshape(-1, WIDTH), [model[row] for row in left])
         assert rests.norm() == pytest.approx(
             float(np.linalg.norm([model[row] for row in left])) if left else 0.0)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 8])
+@pytest.mark.parametrize("value", [1e-45, -1e-45, -1, np.inf, np.nan, 0.0, -0.0])
+def test_a_row_has_something_left_unless_all_its_elements_are_zeros(
+    width: int, value: float
+) -> None:
+    for place in range(width):
+        rests, rows = RowRests(width), np.zeros((3, width), "f4")
+        rows[0], rows[1, place] = -0.0, value
+        rests.put(ids_of(4, 5, 6), rows.reshape(-1))
+        assert rests.items()[0].tolist() == ([5] if rows[1, place] != 0 else [])
 
 
 def test_memory_goes_by_the_rows_with_something_left() -> None:

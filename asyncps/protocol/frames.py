@@ -76,4 +76,8 @@ MAX_TABLE_BYTES = 64 << 20
 # A payload is one chunk or one slab; the chunk size is a setting of at most 1 GiB.
 MAX_PAYLOAD_BYTES = 1 << 30
 
+# Decoded values, in float32, of the rows of a table that one frame may stand for where the bytes of
+# its codec say nothing of how many values there are: else a few bytes could name a GiB of rows.
+MAX_DECODED_BYTES = 64 << 20
+
 MAX_ROWS = 4096

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from asyncps.protocol.frames import MAX_PAYLOAD_BYTES
+from asyncps.protocol.frames import MAX_DECODED_BYTES
 from asyncps.roles.coded import Payload
 from asyncps.roles.coding import Coding
 from asyncps.roles.nonfinite import is_told
@@ -118,13 +118,13 @@ class CodingRows:
     def _codec(self, most_rows: int) -> tuple[Codec, bool]:
         """Return how it is encoded; and whether that is as the key stores it.
 
-        Few values are, and so are more than indices can tell or a frame could hold; with what was
-        not sent of their rows before.
+        Few values are, and so are more than indices can tell, or than a server would decode of one
+        frame; with what was not sent of their rows before.
         """
         codec = self._rule.codec
         if (
             len(self._pushed.values) < self._rule.words["small_bytes"] or self._g.size > _MOST
-            or (not codec.is_fixed and most_rows * (8 + 8 * self._width) + 64 > MAX_PAYLOAD_BYTES)
+            or (not codec.is_fixed and most_rows * self._width * 4 > MAX_DECODED_BYTES)
         ):
             return AS_STORED[self._dtype.name], True
         return codec, False

@@ -12,7 +12,13 @@ import numpy as np
 
 from asyncps.errors import RemoteProtocolError
 from asyncps.protocol import rows
-from asyncps.protocol.frames import MAX_PAYLOAD_BYTES, PUSH, Flag, Header
+from asyncps.protocol.frames import (
+    MAX_DECODED_BYTES,
+    MAX_PAYLOAD_BYTES,
+    PUSH,
+    Flag,
+    Header,
+)
 from asyncps.roles import encoded
 from asyncps.roles.encoded import Described, Encoded
 from asyncps.roles.tableunit import TableParts
@@ -81,6 +87,10 @@ def _check_sizes(unit: TableParts, header: Header, told: Described) -> None:
             "not the elements of rows that are here", got=told.elements,
             expected=f"{table.width} for each of at most {table.stop - table.first} rows")
     fixed = codec.nbytes(told.elements)
+    if fixed is None and told.elements * 4 > MAX_DECODED_BYTES:
+        raise RemoteProtocolError(f"more rows than codec {codec.name} may stand for in one frame",
+                                  expected=f"at most {MAX_DECODED_BYTES} bytes of float32",
+                                  got=told.elements * 4)
     least = rows.HEAD_BYTES + (fixed or 0)
     most = least + (number + 1) * 8
     if fixed is None:

@@ -21,7 +21,7 @@ from asyncps_ext import quantize
 _BLOCK = 1 << 18  # elements whose squares are added at once
 # A residual and a gradient that are smaller together have a finite sum, even when another thread
 # adds one more in between.
-_SAFE = 1e38
+SUMMABLE = 1e38
 
 
 class Rate(NamedTuple):
@@ -97,8 +97,8 @@ class KeyCoder:
                 return
             if before.value == rate.value:
                 return
-            factor = min(before.value / rate.value, _SAFE)
-            most = _SAFE / factor
+            factor = min(before.value / rate.value, SUMMABLE)
+            most = SUMMABLE / factor
             for kept in (self.residual, self.extra if extra else None):
                 if kept is None:
                     continue
@@ -128,12 +128,12 @@ class KeyCoder:
         most = quantize.largest(g)
         stateful = codec if isinstance(codec, Stateful) else None
         with self._lock:
-            if math.isfinite(most) and most + self._bound > _SAFE:
+            if math.isfinite(most) and most + self._bound > SUMMABLE:
                 kept = (self.residual,
                         self.extra if stateful is not None and stateful.scales_extra else None)
                 self._bound = max((quantize.largest(each) for each in kept if each is not None),
                                   default=self._bound)
-            if most + self._bound <= _SAFE:
+            if most + self._bound <= SUMMABLE:
                 self._bound = 2 * (self._bound + most) + 1
                 return 0, -1
             self._bound = math.inf

@@ -14,14 +14,11 @@ import numpy as np
 
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Pieces, Take
 from asyncps.tensor.codecs.bits import BF16, F16
-from asyncps.tensor.feedback import KeyCoder, Rate
+from asyncps.tensor.feedback import SUMMABLE, KeyCoder, Rate
 from asyncps.tensor.pool import Bytes
 from asyncps.tensor.rowrests import RowRests
 from asyncps.tensor.rowsparse import Ids
 from asyncps_ext import quantize, reduce
-
-# Sums that are smaller are finite, even when another thread adds as much in between.
-_SAFE = 1e38
 
 
 class AsIs(Elementwise):
@@ -60,10 +57,12 @@ class Gathered(NamedTuple):
     Attributes:
         rests: float32, of these rows; whoever encodes with it uses it up.
         moment: The coder's count of changes.
+        slots: Where these rows lie at that moment.
     """
 
     rests: Floats
     moment: int
+    slots: Ids
 
 
 class RowCoder(KeyCoder):
@@ -92,13 +91,14 @@ class RowCoder(KeyCoder):
             ids: int64, unique.
         """
         with self._lock:
-            return Gathered(self.rests.gather(ids), self._moment)
+            slots = self.rests.find(ids)
+            return Gathered(self.rests.gather(ids, slots), self._moment, slots)
 
     @staticmethod
     def count_nonfinite_rows(g: Floats, rests: Floats | None) -> tuple[int, int]:
         """As `count_nonfinite`, of a gradient on top of what is left of its rows."""
         most = quantize.largest(g) + (0.0 if rests is None else quantize.largest(rests))
-        if most <= _SAFE:
+        if most <= SUMMABLE:
             return 0, -1
         bad = quantize.count_nonfinite(g, rests)
         return bad, quantize.first_nonfinite(g, rests) if bad else -1
@@ -122,17 +122,17 @@ class RowCoder(KeyCoder):
         """
         with self._lock:
             began = time.perf_counter()
-            rests = None
+            rests = slots = None
             if gathered is None:
                 self.rests.clear()
             elif gathered.moment == self._moment:
-                rests = gathered.rests
+                rests, slots = gathered.rests, gathered.slots
             else:  # another thread has pushed meanwhile
                 rests = self.rests.gather(ids)
             payloads = codec.encode(g, rests, pieces, take, seeds)
             self._moment += 1
             if rests is not None:
-                self.rests.put(ids, rests)
+                self.rests.put(ids, rests, slots)
             self._count(began, nbytes, sum(payload.nbytes for payload in payloads))
             return payloads
 
@@ -161,9 +161,9 @@ class RowCoder(KeyCoder):
             if rate is None or before is None or before.optimizer != rate.optimizer:
                 return
             if before.value != rate.value and len(self.rests):
-                factor = min(before.value / rate.value, _SAFE)
+                factor = min(before.value / rate.value, SUMMABLE)
                 self._moment += 1
-                self.rests.scale(factor, _SAFE / factor)
+                self.rests.scale(factor, SUMMABLE / factor)
 
     def restore(
         self, residual: Floats | None, pushes: int, rate: Rate | None,
@@ -186,6 +186,7 @@ class RowCoder(KeyCoder):
         """
         self.restore(None, pushes, rate)
         with self._lock:
+            self._moment += 1
             self.rests.put(ids, rests)
 
     def rows(self) -> tuple[Ids, Floats]:

@@ -47,32 +47,41 @@ class RowRests:
         """How many rows have something left."""
         return self._live
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes asked of the system."""
-        return self._blocks.reserved_bytes + self._index.nbytes + self._alive.nbytes
-
-    def gather(self, ids: Ids) -> Floats:
-        """Return what is left of rows, in memory of its own: float32[ids.size * width].
+    def find(self, ids: Ids) -> Ids:
+        """Return where rows lie, int64[ids.size]: until rows are `put`, or all are cleared.
 
         Args:
             ids: int64, unique.
         """
+        slots = np.empty(ids.size, np.int64)  # of a row that is not there the first
+        self._index.lookup(ids, slots)
+        slots += 1
+        return slots
+
+    def gather(self, ids: Ids, slots: Ids | None = None) -> Floats:
+        """Return what is left of rows, in memory of its own: float32[ids.size * width].
+
+        Args:
+            ids: int64, unique.
+            slots: Where they lie, if that was found.
+        """
         if not self._live:
             return np.zeros(ids.size * self._width, np.float32)
         out = np.empty(ids.size * self._width, np.float32)
-        self._blocks.gather(self._slots(ids), out)
+        self._blocks.gather(self.find(ids) if slots is None else slots, out)
         return out
 
-    def put(self, ids: Ids, rests: Floats) -> None:
+    def put(self, ids: Ids, rests: Floats, slots: Ids | None = None) -> None:
         """Let this be what is left of rows.
 
         Args:
             ids: int64, unique.
             rests: float32[ids.size * width]; only read.
+            slots: Where they lie, if that was found; written to.
         """
-        left: npt.NDArray[np.bool_] = np.any(rests.reshape(-1, self._width), axis=1)
-        slots = self._slots(ids)
+        left = _has_more_than_zeros(rests, self._width)
+        if slots is None:
+            slots = self.find(ids)
         fresh = left & (slots == 0)
         many = int(np.count_nonzero(fresh))
         if many:
@@ -112,13 +121,6 @@ class RowRests:
     def _spans(self) -> list[tuple[int, int]]:
         return list(self._blocks.spans(1, len(self._index) + 1, 1 << 62))
 
-    def _slots(self, ids: Ids) -> Ids:
-        """Where rows lie; 0 of those that are not there."""
-        slots = np.empty(ids.size, np.int64)
-        self._index.lookup(ids, slots)
-        slots += 1
-        return slots
-
     def _grow(self, rows: int) -> None:
         slots = rows + 1
         is_first = not self._blocks.blocks
@@ -137,3 +139,11 @@ class RowRests:
             kept.put(ids, rests)
         self._index, self._blocks = kept._index, kept._blocks
         self._alive, self._live = kept._alive, kept._live
+
+
+def _has_more_than_zeros(rows: Floats, width: int) -> npt.NDArray[np.bool_]:
+    """Tell of each row whether an element is not zero: by its bits, which is twice as fast."""
+    kind, signs = (np.uint32, 1 << 31) if width % 2 else (np.uint64, 1 << 63 | 1 << 31)
+    bits = np.bitwise_or.reduce(rows.reshape(-1, width).view(kind), axis=1)
+    found: npt.NDArray[np.bool_] = bits & kind(~signs & np.iinfo(kind).max) != 0
+    return found

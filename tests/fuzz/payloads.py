@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from asyncps.tensor import codecs
-from asyncps.tensor.codecs import Codec
+from asyncps.tensor.codecs import Codec, Stateful
 from asyncps.tensor.feedback import KeyCoder
 
 # Options that a type cannot do without.
@@ -19,6 +21,7 @@ SPECS: list[dict[str, Any]] = [
     for more in ([{}, {"values": "f16"}] if kind.has_half else [{}])
 ]
 SEED = 11
+_SHORTER = 32  # of so many values a payload is less than these are
 # Ends of ranges; a NaN and an infinity.
 WORDS = st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 0x7FC00000, 0x7F800000])
 
@@ -33,10 +36,29 @@ def _new(size: int) -> Any:
 
 
 def true_payload(codec: Codec, values: Any, seed: int = SEED) -> bytes:
-    """What a worker sends of float32 values."""
+    """What a worker sends of float32 values; of a codec with a memory, as a part of a matrix."""
+    if isinstance(codec, Stateful):
+        return _of_matrix(codec, values, seed)
     coder = KeyCoder(values.size)
-    (payload,) = coder.encode(codec, values, values.nbytes, [(0, values.size)], _new, [seed],
-                              shape=(values.size,))
+    (payload,) = coder.encode(codec, values, values.nbytes, [(0, values.size)], _new, [seed])
+    return payload.tobytes()
+
+
+def _of_matrix(codec: Stateful, values: Any, seed: int) -> bytes:
+    """What is sent of a chunk that begins and ends within rows of a matrix, of zeros elsewhere."""
+    columns = math.isqrt(values.size - 1) + 1
+    begin = columns // 2
+    stop = begin + values.size
+    shape = (-(-stop // columns), columns)
+    whole = np.zeros(math.prod(shape), np.float32)
+    whole[begin:stop] = values
+    cuts = (0, begin, stop, whole.size)
+    pieces = [(first, end) for first, end in itertools.pairwise(cuts) if end > first]
+    coder = KeyCoder(whole.size)
+    payloads = coder.encode(codec, whole, whole.nbytes, pieces, _new, [seed] * len(pieces),
+                            shape=shape)
+    payload = payloads[pieces.index((begin, stop))]
+    assert values.size < _SHORTER or payload.nbytes < values.nbytes
     return payload.tobytes()
 
 

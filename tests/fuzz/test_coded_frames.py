@@ -14,10 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncps.errors import RemoteProtocolError
+from asyncps.errors import RemoteProtocolError, TensorError
+from asyncps.initializer import Zero
+from asyncps.protocol import messages
 from asyncps.protocol.frames import Flag, Header, Kind
+from asyncps.protocol.messages import TableSpec
+from asyncps.protocol.rows import pack
 from asyncps.roles.bases import tail_of
-from asyncps.tensor.codecs import BY_NUMBER, HEAD_BYTES, Codec
+from asyncps.tensor.codecs import BY_NUMBER, HEAD_BYTES, Codec, Stateful
 from asyncps_ext import wire
 from asyncps_ext.seeds import seed_of
 from tests.fuzz.payloads import SEED, SPECS, gradient, made, mutated, true_payload
@@ -25,20 +29,34 @@ from tests.support.ports import STORE, FakeServer, Frame, make_frame, read_answe
 
 N = 300
 ROWS = (5, 1, 40)
-CHUNK, SLAB = 0, 1
-OTHER = {unit: gradient(size, 77) for unit, size in ((CHUNK, N), (SLAB, sum(ROWS)))}
+SHAPE = (30, 6)
+IDS, OTHER_IDS = (2, 3, 5, 8, 13, 21, 29), (2, 8, 9)  # what the two workers push of the table
+CHUNK, SLAB, TABLE = 0, 1, 2
+OTHER = {unit: gradient(size, 77) for unit, size in (
+    (CHUNK, N), (SLAB, sum(ROWS)), (TABLE, len(OTHER_IDS) * SHAPE[1]))}
 FLAGS = st.sampled_from([Flag.CODEC, Flag.ROWS, Flag.DELTA, Flag.F16, Flag.BF16, Flag.IDS])
 every = pytest.mark.parametrize("spec", SPECS, ids=str)
 
 
 def served() -> FakeServer:
-    """A store of two workers, of whom the second has begun the round of either unit."""
+    """A store of two workers, of whom the second has begun the round of each unit."""
     server = FakeServer(2, "arrival")
     server.init(CHUNK, "float32", [bytes(4 * N)], slab=False)
     server.init(SLAB, "float32", [bytes(4 * count) for count in ROWS], slab=True)
-    for unit, values in OTHER.items():
-        server.deliver(1, make_frame(Kind.PUSHPULL, 2, unit, 1, values.tobytes()))
+    table = messages.encode(TableSpec("t", "float32", SHAPE, Zero(), 0, SHAPE[0]))
+    server.deliver(0, make_frame(Kind.INIT, 1, TABLE, 0, table=table))
+    for unit in (CHUNK, SLAB):
+        server.deliver(1, make_frame(Kind.PUSHPULL, 2, unit, 1, OTHER[unit].tobytes()))
+    rows = named(OTHER_IDS) + OTHER[TABLE].tobytes()
+    server.deliver(1, make_frame(Kind.PUSH, 2, TABLE, 1, rows))
+    for rank in (0, 1):  # what is pushed of a table is answered before its round is complete
+        assert read_answer(server.answers(rank).popleft())[0] == Kind.ACK
+        assert not server.answers(rank)
     return server
+
+
+def named(ids: tuple[int, ...]) -> bytes:
+    return pack(np.array(ids, np.int64), SHAPE[0])
 
 
 def coded(codec: Codec, unit: int) -> tuple[int, bytes, bytes]:
@@ -46,6 +64,10 @@ def coded(codec: Codec, unit: int) -> tuple[int, bytes, bytes]:
     if unit == CHUNK:
         payload = true_payload(codec, gradient(N, 1), seed_of(SEED, 0))
         return int(Flag.CODEC), codec.head(N, SEED), payload
+    if unit == TABLE:
+        size = len(IDS) * SHAPE[1]
+        payload = true_payload(codec, gradient(size, 3), seed_of(SEED, 0))
+        return int(Flag.CODEC), codec.head(size, SEED), named(IDS) + payload
     parts = [true_payload(codec, gradient(count, 2), seed_of(SEED, row))
              for row, count in enumerate(ROWS)]
     sizes = b"" if codec.is_fixed else struct.pack(f"<{len(ROWS)}I", *map(len, parts))
@@ -65,12 +87,18 @@ def survive(frame: Frame, unit: int) -> bool:
     answers = server.answers(0)
     refused = bool(answers) and read_answer(answers[0])[0] == Kind.ERROR
     if not refused:
-        # Of a slab it may have been some of the rows; a chunk's round is complete.
-        assert unit == SLAB or len(server.answers(1)) == 1
+        # Of a slab it may have been some of the rows; another's round is complete.
+        kept: Any = server.keeper.units[unit]
+        assert unit == SLAB or kept.current.clock == 1
+        assert unit != CHUNK or len(server.answers(1)) == 1
         return True
     error = read_answer(answers.popleft())[3]
-    assert isinstance(error, RemoteProtocolError)
+    assert isinstance(error, RemoteProtocolError) or (
+        unit == TABLE and isinstance(error, TensorError))
     assert not answers
+    if unit == TABLE:
+        check_table(server)
+        return False
     mine = gradient(OTHER[unit].size, 5)
     server.deliver(0, make_frame(Kind.PUSHPULL, 4, unit, 1, mine.tobytes()))
     for rank in (0, 1):
@@ -80,14 +108,29 @@ def survive(frame: Frame, unit: int) -> bool:
     return False
 
 
+def check_table(server: FakeServer) -> None:
+    """Of a table too the round is that of the other and a plain push."""
+    mine = gradient(len(IDS) * SHAPE[1], 5)
+    server.deliver(0, make_frame(Kind.PUSH, 4, TABLE, 1, named(IDS) + mine.tobytes()))
+    assert read_answer(server.answers(0).popleft())[0] == Kind.ACK
+    expected = np.zeros(SHAPE, np.float32)
+    expected[list(OTHER_IDS)] += OTHER[TABLE].reshape(-1, SHAPE[1])
+    expected[list(IDS)] += mine.reshape(-1, SHAPE[1])
+    found = np.empty(expected.size, np.float32)
+    unit: Any = server.keeper.units[TABLE]
+    unit.table.gather(np.arange(SHAPE[0]), found)
+    assert found.tobytes() == expected.tobytes()
+
+
 @every
 async def test_changed_frame_is_refused_or_counted(spec: dict[str, Any]) -> None:
     codec = made(spec)
-    for unit in (CHUNK, SLAB):
-        assert survive(framed(Kind.PUSHPULL, *with_unit(coded(codec, unit), unit)), unit)
+    for unit, kind in ((CHUNK, Kind.PUSHPULL), (SLAB, Kind.PUSHPULL), (TABLE, Kind.PUSH)):
+        accepted = survive(framed(kind, *with_unit(coded(codec, unit), unit)), unit)
+        assert accepted is not (unit == TABLE and isinstance(codec, Stateful))
 
-    @settings(max_examples=60)
-    @given(st.data(), st.sampled_from([CHUNK, SLAB]))
+    @settings(max_examples=90)
+    @given(st.data(), st.sampled_from([CHUNK, SLAB, TABLE]))
     def check(data: st.DataObject, unit: int) -> None:
         flags, table, payload = coded(codec, unit)
         what = data.draw(st.sampled_from(["table", "payload", "both", "flags"]))
@@ -97,7 +140,7 @@ async def test_changed_frame_is_refused_or_counted(spec: dict[str, Any]) -> None
             payload = data.draw(mutated(payload) if payload else st.binary(max_size=9))
         if what == "flags":
             flags ^= data.draw(FLAGS)
-        kind = data.draw(st.sampled_from([Kind.PUSHPULL, Kind.PUSH]))
+        kind = data.draw(st.sampled_from([Kind.PUSH, Kind.PUSHPULL]))
         with np.errstate(all="ignore"):
             survive(framed(kind, flags, unit, table, payload), unit)
 
@@ -113,9 +156,9 @@ async def test_any_table_and_payload_are_refused_or_counted() -> None:
 
     @settings(max_examples=300)
     @given(
-        st.sampled_from([CHUNK, SLAB]), st.sampled_from([Kind.PUSHPULL, Kind.PUSH]),
+        st.sampled_from([CHUNK, SLAB, TABLE]), st.sampled_from([Kind.PUSHPULL, Kind.PUSH]),
         st.lists(FLAGS, max_size=2), st.sampled_from(sorted(BY_NUMBER)),
-        st.sampled_from([1, N - 1, N, sum(ROWS), 2**63]),
+        st.sampled_from([1, N - 1, N, sum(ROWS), len(IDS) * SHAPE[1], 2**63]),
         st.binary(max_size=24).map(lambda words: words[: len(words) // 4 * 4]),
         st.integers(0, 2 * N).flatmap(lambda size: st.binary(min_size=size, max_size=size)),
     )
@@ -128,6 +171,8 @@ async def test_any_table_and_payload_are_refused_or_counted() -> None:
         told = int(Flag.CODEC)
         for flag in flags:
             told ^= flag
+        if unit == TABLE and len(payload) % 2:
+            payload = named(IDS) + payload
         with np.errstate(all="ignore"):
             survive(framed(kind, told, unit, words + head, payload), unit)
 

@@ -79,6 +79,34 @@ def test_without_error_feedback_what_is_not_sent_is_lost() -> None:
     on_cluster(work, workers=1)
 
 
+@pytest.mark.parametrize("spec", [
+    {"type": "topk", "ratio": 0.1}, {"type": "threshold", "threshold": 2}, {"type": "randomk"},
+], ids=str)
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+def test_more_rows_than_a_server_decodes_of_a_frame_go_as_they_are(
+    spec: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what was kept of them; and of as many as it does decode nothing changes."""
+    most = [0, 1, 2, 3]
+
+    def work(store: KVStore) -> None:
+        ready(store, {**spec, "small_bytes": 0}, dtype=dtype)
+        store.push("t", some(0.5, most, dtype))
+        assert np.count_nonzero(kept_of(store, "t")) == (
+            12 if spec["type"] == "threshold" else 10)
+        store.push("t", some(1, [*most, 4], dtype))
+        expected = np.zeros(SHAPE)
+        expected[most], expected[4] = 1.5, 1
+        assert (all_rows(store) == expected).all()
+        assert store.compression_report()["t"]["error_norm"] == 0
+        # One row more of another server is no reason.
+        store.push("t", some(0.5, [*most, 49], dtype))
+        assert np.count_nonzero(kept_of(store, "t")) > 12
+
+    monkeypatch.setattr("asyncps.roles.codingrows.MAX_DECODED_BYTES", 4 * 4 * SHAPE[1])
+    on_cluster(work, workers=1, servers=2)
+
+
 def test_dgc_is_refused_where_a_table_is_named() -> None:
     def work(store: KVStore) -> None:
         ready(store, {"type": "dgc"})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncps.errors import AsyncPSError, RemoteProtocolError, TensorError
 from asyncps.initializer import Zero
 from asyncps.protocol import messages, rows
-from asyncps.protocol.frames import Flag, Kind
+from asyncps.protocol.frames import MAX_DECODED_BYTES, Flag, Kind
 from asyncps.protocol.messages import TableSpec
 from asyncps.tensor.codecs import Skip
 from asyncps_ext.seeds import seed_of
@@ -223,6 +223,37 @@ async def test_few_bytes_do_not_stand_for_more_rows_than_a_push_can_bring() -> N
     names = np.array([0, 0, 1 << 36], "<i8").tobytes()
     server.deliver(0, push(TOP.head(3 << 36, 0), names))
     assert isinstance(refusal(server), RemoteProtocolError)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec", [
+    {"type": "topk"}, {"type": "threshold", "threshold": 1}, {"type": "randomk"},
+], ids=str)
+async def test_few_bytes_stand_for_at_most_64_mib_of_values(
+    spec: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, width, codec = FakeServer(1), 1 << 20, made(spec)
+    most = (64 << 20) // (4 * width)
+    assert MAX_DECODED_BYTES == 64 << 20  # as docs/wire.md says
+    table = TableSpec("t", dtype, (most + 1, width), Zero(), 0, most + 1)
+    server.deliver(0, make_frame(Kind.INIT, 1, 0, 0, table=messages.encode(table)))
+    server.answers(0).clear()
+    value = np.array([3], "<f4").tobytes()
+    data = value if codec.is_seeded else np.array([0], "<u4").tobytes() + value
+
+    def of(number: int) -> Frame:
+        named = np.array([0, 0, number], "<i8").tobytes()
+        return push(codec.head(number * width, 5), named + data)
+
+    server.deliver(0, of(most))
+    assert refusal(server) is None
+    monkeypatch.setattr(server.pool, "take", lambda size: pytest.fail(f"{size} bytes"))
+    server.deliver(0, of(most + 1))
+    error = refusal(server)
+    assert isinstance(error, RemoteProtocolError)
+    assert f"at most {64 << 20} bytes" in str(error)
+    assert f"{(64 << 20) + 4 * width}" in str(error)
+    assert server.keeper.units[0].current.clock == 1
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int32"])

@@ -26,7 +26,7 @@ _HEAD_BYTES = 12
 # Of a matrix whose largest magnitude times the root of its longer side is at most this, no element
 # of a factor or of their product is larger, but for rounding. So what is not sent is at most twice
 # as large, and any gradient that `KeyCoder` lets pass on top of it is finite. Others travel dense.
-_SAFE = 1e37
+_MOST_FACTORED = 1e37
 
 
 class PowerSGD(Stateful):
@@ -82,7 +82,7 @@ class PowerSGD(Stateful):
         sent: list[tuple[Floats, Bytes]] = []
         try:
             largest = quantize.largest(residual)
-            if push <= self._start or not largest * math.sqrt(max(sides(shape))) <= _SAFE:
+            if push <= self._start or not largest * math.sqrt(max(sides(shape))) <= _MOST_FACTORED:
                 payloads = _as_they_are(residual, pieces, take)
             else:
                 p, after = self._factors(residual, q, seeds[0], push, largest)

@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncps.errors import CheckpointError
 from asyncps.protocol.messages import Key, KeySpec
-from asyncps.protocol.parcels import KeptKey
+from asyncps.protocol.parcels import MOST_NAME, KeptKey
 from asyncps.roles import keptrows
 from asyncps.roles.carrying import ITEM, Carrier, Part, Stream
 from asyncps.roles.client import Client
@@ -46,6 +46,7 @@ class Regiving:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._pushes = _pushes_of(reader.meta)
+        self._codecs = _codecs_of(reader.meta)
         self._tables: dict[Key, KeySpec] = {}
 
     def compare(self, specs: Mapping[Key, KeySpec], path: str) -> None:
@@ -125,7 +126,8 @@ class Regiving:
             sources = self._sources(place, len(ranks), self._reader.residuals)
             extras = self._sources(place, len(ranks), self._reader.extras)
             keys = [KeptKey(key, sources.get(key, _NONE)[0], self._pushes.get(key, 0),
-                            extras.get(key, _NONE)[0], self._width(key))
+                            extras.get(key, _NONE)[0], self._width(key),
+                            self._codecs.get(key, ""))
                     for key in sources | extras | self._pushes]
             stream = Stream(keys)
 
@@ -242,7 +244,7 @@ def _room(keys: Sequence[KeptKey]) -> tuple[dict[Key, Kept], list[_Views]]:
     pairs: list[tuple[Floats, Floats]] = [
         (np.empty(each.elements, np.float32), np.empty(each.extra, np.float32)) for each in keys]
     found = {each.key: Kept(residual if residual.size else None, each.pushes,
-                            extra if extra.size else None, each.width)
+                            extra if extra.size else None, each.width, each.codec)
              for each, (residual, extra) in zip(keys, pairs, strict=True)}
     return found, [(residual.view(np.uint8).data, extra.view(np.uint8).data)
                    for residual, extra in pairs]
@@ -255,12 +257,28 @@ def _put(stream: Stream, views: Sequence[_Views], begin: int, view: memoryview) 
 
 
 def _pushes_of(meta: Mapping[str, Any]) -> dict[Key, int]:
+    return {key: count for key, count in _pairs(meta, "pushes")
+            if _is(type(count) is int and 0 <= count < _MOST_PUSHES, count)}
+
+
+def _codecs_of(meta: Mapping[str, Any]) -> dict[Key, str]:
+    """Return whose extras and pushes these are; checkpoints from before do not say it."""
+    return {key: name for key, name in _pairs(meta, "codecs")
+            if _is(isinstance(name, str) and len(name) <= MOST_NAME, name)}
+
+
+def _pairs(meta: Mapping[str, Any], name: str) -> list[tuple[Key, Any]]:
     told = meta.get(KEPT, {})
-    pairs = told.get("pushes", []) if isinstance(told, dict) else None
-    if not isinstance(pairs, list) or not all(
+    pairs = told.get(name, []) if isinstance(told, dict) else None
+    fits = isinstance(pairs, list) and all(
         isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], (str, int))
-        and type(pair[1]) is int and 0 <= pair[1] < _MOST_PUSHES for pair in pairs
-    ):
+        for pair in pairs)
+    return [(key, value) for key, value in pairs] if _is(fits, told) and pairs else []
+
+
+def _is(fits: bool, got: Any) -> bool:
+    """Return True; or raise CheckpointError."""
+    if not fits:
         raise CheckpointError("a checkpoint that no store has written: what was not sent",
-                              got=repr(told)[:100])
-    return {key: count for key, count in pairs}
+                              got=repr(got)[:100])
+    return True

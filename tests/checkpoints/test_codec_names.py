@@ -1,4 +1,4 @@
-"""What a codec keeps beside, and how often it was asked, is that codec's alone, also after a load."""
+"""What a codec keeps beside, and how often it was asked, is that codec's alone after a load."""
 
 from __future__ import annotations
 

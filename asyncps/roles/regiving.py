@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncps.errors import CheckpointError
+from asyncps.errors import CheckpointError, RemoteProtocolError
 from asyncps.protocol.messages import Key, KeySpec
 from asyncps.protocol.parcels import MOST_NAME, KeptKey
 from asyncps.roles import keptrows
@@ -21,6 +21,7 @@ from asyncps.roles.client import Client
 from asyncps.roles.coders import Kept
 from asyncps.roles.compressing import Compression
 from asyncps.roles.fetching import Disk
+from asyncps.roles.plan import KeyInfo
 from asyncps.roles.worker import Worker
 from asyncps.state.keyspecs import size_of
 from asyncps.tensor.checkpoint import KEPT, Reader
@@ -30,6 +31,9 @@ from asyncps.tensor.threads import threads_of
 
 _PIECE = 1 << 20  # bytes that are looked at, or added, at once
 _MOST_PUSHES = 1 << 62
+_MOST_RANKS = 1024  # whose rows one worker gets
+_MOST_EXTRA = 4  # times the elements of its key: no codec keeps more beside
+_ASKED_AT_ONCE = 1000  # keys
 
 Sources = dict[Key, tuple[int, list[int]]]  # by key: elements, and the ranks that they are of
 _NONE: tuple[int, list[int]] = 0, []
@@ -54,8 +58,9 @@ class Regiving:
 
         Raises:
             CheckpointError: Something is kept of a key that is not there, or is another size, or
-                codecs keep more or less of it at one rank than at another.
+                codecs keep more or less of it at one rank than at another, or more than any does.
         """
+        self._pushes = {key: count for key, count in self._pushes.items() if key in specs}
         for key in self._reader.residuals | self._reader.extras:
             spec = specs.get(key)
             if spec is not None and spec.rows is not None:
@@ -69,10 +74,11 @@ class Regiving:
                 raise CheckpointError("what a codec keeps of a key that is not there", key=key,
                                       got=path)
             shapes = sorted({slot.entry.shape for slot in ranks.values()})
-            if len(shapes) > 1 or not shapes[0][0]:
+            most = _most_extra(specs[key])
+            if len(shapes) > 1 or not 0 < shapes[0][0] <= most:
                 raise CheckpointError("what a codec keeps of a key does not fit it", key=key,
-                                      expected="as many elements at each rank, and some",
-                                      got=shapes)
+                                      expected="as many elements at each rank, and some, at most "
+                                               f"{most}", got=shapes)
         for key, ranks in self._reader.residuals.items():
             if key in self._tables:
                 continue
@@ -205,10 +211,15 @@ async def collect(worker: Worker, client: Client, leader: int, course: int) -> d
     """Return what is this worker's, from the one that reads.
 
     Raises:
+        RemoteProtocolError: What it says that it sends does not fit the keys: no memory was taken.
         AsyncPSError: It does not come, or a server is gone.
     """
     with Carrier(worker, client, leader, course, leads=False) as carrier:
         keys = await carrier.begin()
+        unknown = [each.key for each in keys if each.key not in client.keys]  # of a fresh store
+        for begin in range(0, len(unknown), _ASKED_AT_ONCE):
+            await worker.look_up(client, unknown[begin : begin + _ASKED_AT_ONCE])
+        check_sizes(keys, client.keys)
         found, views = _room(keys)
         stream = Stream(keys)
 
@@ -238,6 +249,39 @@ def install(
             threads_of(worker.config.kernel_threads))
     compression.rates.use(client.optimizer, client.hyper)
     compression.coders.take(found, {key: compression.rates.of(key) for key in found})
+
+
+def check_sizes(keys: Sequence[KeptKey], infos: Mapping[Key, KeyInfo]) -> None:
+    """Refuse what another worker says that it sends, if it does not fit the keys.
+
+    Args:
+        keys: What it says.
+        infos: All keys.
+
+    Raises:
+        RemoteProtocolError: It names the key, what would be right and what was said.
+    """
+    if len({each.key for each in keys}) != len(keys):
+        raise RemoteProtocolError("what was not sent of a key, more than once")
+    for each in keys:
+        spec = infos[each.key].spec
+        width, elements = keptrows.width_of(spec), size_of(spec) // spec.itemsize
+        if spec.rows is not None:
+            is_right = (each.width == width and each.elements <= elements * _MOST_RANKS) or not (
+                each.width or each.elements or each.extra)
+            expected = f"rows of {width} elements, 3 beside each, of at most {_MOST_RANKS} ranks"
+        else:
+            most = _most_extra(spec)
+            is_right = (not each.width and each.elements in (0, elements) and each.extra <= most)
+            expected = f"0 or {elements} elements, at most {most} beside them"
+        if not is_right:
+            raise RemoteProtocolError("what was not sent does not fit its key", key=each.key,
+                                      expected=expected,
+                                      got=(each.elements, each.extra, each.width))
+
+
+def _most_extra(spec: KeySpec) -> int:
+    return _MOST_EXTRA * (size_of(spec) // spec.itemsize)
 
 
 def _room(keys: Sequence[KeptKey]) -> tuple[dict[Key, Kept], list[_Views]]:

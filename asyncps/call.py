@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncps.errors import AsyncPSError, ClosedError, ConfigError, DeadlineExceeded
 from asyncps.roles.client import Client
+from asyncps.roles.encodings import Encoding
 from asyncps.roles.framing import spread
 from asyncps.roles.operation import Operation, resolve
 from asyncps.roles.plan import Plan
@@ -28,11 +29,13 @@ class Call:
         outgoing: What is sent, if anything.
         incoming: Where answers go, if there are any.
         attempt: The try on a lane, if there was one.
+        encoding: What tells that its values are encoded and it has not begun, if they are.
+        refused: Why it is not to begin, if something is known before.
     """
 
     __slots__ = (
-        "_client", "_listed", "_priority", "_started", "_worker", "attempt", "incoming", "op",
-        "outgoing", "plan",
+        "_client", "_listed", "_priority", "_started", "_worker", "attempt", "encoding", "incoming",
+        "op", "outgoing", "plan", "refused",
     )
 
     def __init__(
@@ -45,6 +48,8 @@ class Call:
         self._listed = listed
         self._started = False
         self.attempt: Attempt | None = None
+        self.encoding: Encoding | None = None
+        self.refused: AsyncPSError | None = None
         self.op = op
         self.plan = plan
         self.outgoing = outgoing
@@ -61,9 +66,15 @@ class Call:
 
     def start(self) -> None:
         """Begin, once; errors are kept by the operation."""
-        if not self._started:
-            self._started = True
-            self._worker.submit(self.op, self._send if self._begun is None else self._go_on)
+        if self._started:
+            return
+        self._started = True
+        if self.refused is not None:
+            self.op.part_done(self.refused)
+            return
+        self._worker.submit(self.op, self._send if self._begun is None else self._go_on)
+        if self.encoding is not None:
+            self.encoding.end()
 
     def withdraw(self) -> None:
         """Do not begin any more; but a round that was begun on a lane is brought to its end."""

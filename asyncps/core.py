@@ -11,6 +11,7 @@ import numpy as np
 from asyncps import optim
 from asyncps.budget import Budget
 from asyncps.call import Call
+from asyncps.codedcall import coded
 from asyncps.errors import (
     ClosedError,
     ConfigError,
@@ -25,7 +26,7 @@ from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, bound_of
 from asyncps.roles.shortcut import Attempt, Shortcut
 from asyncps.roles.worker import Worker
-from asyncps.tablecall import RowCalls, TableCall
+from asyncps.tablecall import RowCalls
 from asyncps.tablevalues import declared
 from asyncps.tensor import codecs, dtypes
 from asyncps.values import (
@@ -123,11 +124,12 @@ class Core(RowCalls):
         """Build a push."""
         self._check_push(plan)
         if plan.tables:
-            return self._coded(self.rows_call("push", plan, keys, values, priority, copy=copy))
+            return coded(
+                self.client, self.rows_call("push", plan, keys, values, priority, copy=copy))
         outgoing = self._outgoing(plan, keys, values, copy=copy)
         op = Operation("push", lent=not copy)
         call = self._build(op, plan, outgoing, None, keys, priority)
-        return self._coded(call)
+        return coded(self.client, call)
 
     def pull(self, plan: Plan, keys: Any, out: Any, priority: int) -> Call:
         """Build a pull."""
@@ -141,7 +143,7 @@ class Core(RowCalls):
         """Build a pushpull; of row-sparse keys it returns the rows that it has pushed."""
         self._check_push(plan)
         if plan.tables and len(plan.tables) == len(plan.infos):
-            return self._coded(self.rows_call(
+            return coded(self.client, self.rows_call(
                 "pushpull", plan, keys, values, priority, out=out, pull=True))
         self.check_dense(plan, "pushpull beside dense keys", "a call of their own")
         outgoing = self._outgoing(plan, keys, values, copy=False)
@@ -149,7 +151,7 @@ class Core(RowCalls):
         call = self._build(
             Operation("pushpull", lent=True), plan, outgoing, incoming, keys, priority
         )
-        return self._coded(call)
+        return coded(self.client, call)
 
     def assign(self, plan: Plan, keys: Any, values: Any) -> Call:
         """Build an assign."""
@@ -348,21 +350,6 @@ class Core(RowCalls):
         if client.optimizer is None and bound_of(client.config) != 0:
             raise OptimizerError(f"a {self.type} store applies each push when it comes",
                                  expected="set_optimizer before the first push")
-
-    def _coded(self, call: Call) -> Call:
-        """Encode what of a call's values is compressed: nothing here can refuse it any more."""
-        compression, outgoing = self.client.compression, call.outgoing
-        if compression is None or outgoing is None or not call.plan.coded:
-            return call
-        compression.rates.use(self.client.optimizer, self.client.hyper)
-        coding = compression.encode(
-            call.plan, outgoing.large, outgoing.slabs, outgoing.take, self.client.pool,
-            lent=call.op.lent, tables=call.contributions if isinstance(call, TableCall) else (),
-        )
-        outgoing.copied_bytes += coding.sent_bytes
-        call.op.on_success(outgoing.release)
-        coding.watch(call.op)
-        return call
 
     def _outgoing(self, plan: Plan, keys: Any, values: Any, *, copy: bool) -> Outgoing:
         given = as_values(len(plan.infos), values, isinstance(keys, (list, tuple)))

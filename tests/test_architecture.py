@@ -70,6 +70,7 @@ ROOMS = (
     Room("asyncps.tablevalues", 7.11, WIRE),
     Room("asyncps.call", 7.12, WIRE),
     Room("asyncps.tablecall", 7.13, WIRE),
+    Room("asyncps.codedcall", 7.135, WIRE),
     Room("asyncps.rowverbs", 7.18, WIRE),
     Room("asyncps.storefacts", 7.18, WIRE),
     Room("asyncps.core", 7.15, WIRE),

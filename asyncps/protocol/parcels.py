@@ -16,6 +16,7 @@ from asyncps.protocol.base import Key, Message
 MAX_PARCEL_BYTES = 1 << 20
 # Of one worker for another: so many may wait at a server. Who collects asks for no more ahead.
 MAX_WAITING = 4
+MOST_NAME = 64  # characters of the name of a codec
 
 
 class Parcel(Message, tag=104):
@@ -41,13 +42,15 @@ class Collect(Message, tag=105):
 class KeptKey(msgspec.Struct, frozen=True, array_like=True):
     """What a worker has kept of a key: how many float32 that were not sent, how often it was
     encoded, and how many float32 its codec keeps beside them. A row-sparse key has a width, the
-    elements of a row: of each row there are so many, and three beside them that say which it is."""
+    elements of a row: of each row there are so many, and three beside them that say which it is.
+    Last the name of the codec whose these are, if that is known."""
 
     key: Key
     elements: int
     pushes: int
     extra: int = 0
     width: int = 0
+    codec: str = ""
 
 
 def encode_list(keys: list[KeptKey]) -> bytes:
@@ -66,7 +69,7 @@ def decode_list(data: Any) -> list[KeptKey]:
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"not a list of what is kept: {error}") from None
     if any(not 0 <= each.elements <= 1 << 32 or not 0 <= each.extra <= 1 << 32
-           or not 0 <= each.pushes < 1 << 62 or each.width < 0
+           or not 0 <= each.pushes < 1 << 62 or each.width < 0 or len(each.codec) > MOST_NAME
            or (each.width and 3 * each.elements != each.extra * each.width) for each in found):
         raise RemoteProtocolError("a list of what cannot be kept")
     return found

@@ -18,6 +18,7 @@ from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header
 from asyncps.protocol.messages import AnyMessage, StoreConfig
 from asyncps.roles.coded import Coded, CodedRows, LazyKey, Payload
 from asyncps.roles.directory import Directory
+from asyncps.roles.encodings import Encodings
 from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
 from asyncps.roles.joining import joined_error
@@ -45,9 +46,10 @@ _KINDS = {"push": PUSH, "pull": PULL, "pushpull": PUSHPULL, "assign": ASSIGN}
 class Client(Directory):
     """One store at one worker. Runs on the loop, unless it is said here that any thread may.
 
-    Callers' threads use `plan` (which keeps what it makes), `plan_of`, `pool` and `compression`; of
-    the rest they read single attributes, such as `closed`, which the loop replaces as a whole. And
-    a thread that holds the lanes begins rounds, when nothing else is under way: see `Shortcut`.
+    Callers' threads use `plan` (which keeps what it makes), `plan_of`, `pool`, `encodings` and
+    `compression`; of the rest they read single attributes, such as `closed`, which the loop
+    replaces as a whole. And a thread that holds the lanes begins rounds, when nothing else is under
+    way: see `Shortcut`.
 
     Args:
         number: The store's number.
@@ -71,6 +73,7 @@ class Client(Directory):
         self.failed: deque[Operation] = deque(maxlen=_FAILED)  # whose error nobody has seen
         self.closed = False
         self.still = ""  # the verb that saves or loads the store, while nothing may change it
+        self.encodings = Encodings()
         self.joining: asyncio.Future[int] | None = None  # this worker has joined, all have not
         self.given_up: asyncio.Future[int] | None = None  # a join whose end nobody has heard
         self.joins = 0  # how often all have

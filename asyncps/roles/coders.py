@@ -18,17 +18,19 @@ from asyncps.tensor.rowfeedback import RowCoder
 class Kept:
     """What is kept of a key: what was not sent (None: nothing), how often it was encoded, and
     what its codec keeps beside (None: nothing); or, of a row-sparse key, which rows it is of. Such
-    a key has a width, the elements of a row."""
+    a key has a width, the elements of a row. And the name of the codec that both are of, "": nobody
+    knows."""
 
     residual: Floats | None
     pushes: int
     extra: Floats | None = None
     width: int = 0
+    codec: str = ""
 
     def told(self, key: Key) -> KeptKey:
         """Return it without the arrays."""
         return KeptKey(key, _size(self.residual), self.pushes, _size(self.extra),
-                       self.width)
+                       self.width, self.codec)
 
 
 _NOTHING = Kept(None, 0)
@@ -66,7 +68,7 @@ class Coders:
                 if coder is None:
                     coder = KeyCoder(elements, self._threads)
                     loaded = self._waiting.pop(key, _NOTHING)
-                    coder.pushes, coder.extra = loaded.pushes, loaded.extra
+                    coder.restore(loaded.residual, loaded.pushes, None, loaded.extra, loaded.codec)
                     self._by_key[key] = coder
         return coder
 
@@ -111,12 +113,12 @@ class Coders:
                 ids, rests = summed(join_ids(kept.extra), kept.residual, coder.width)
                 coder.restore_rows(ids, rests, kept.pushes, rates.get(key))
             else:
-                coder.restore(kept.residual, kept.pushes, rates.get(key), kept.extra)
+                coder.restore(kept.residual, kept.pushes, rates.get(key), kept.extra, kept.codec)
 
 
 def _kept(coder: KeyCoder) -> Kept:
     if not isinstance(coder, RowCoder):
-        return Kept(coder.residual, coder.pushes, coder.extra)
+        return Kept(coder.residual, coder.pushes, coder.extra, codec=coder.codec)
     ids, rests = coder.rows()
     if not ids.size:
         return Kept(None, coder.pushes, None, coder.width)

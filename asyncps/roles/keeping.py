@@ -145,7 +145,19 @@ class Keeping:
         told = [[key, count] for key, count in pushes.items() if key in self._saved]
         if not self.entries and not self.extras:
             return {}
-        return {KEPT: {"ranks": sorted(self._ranks), "pushes": told}}
+        return {KEPT: {"ranks": sorted(self._ranks), "pushes": told, "codecs": self._codecs()}}
+
+    def _codecs(self) -> list[list[Key]]:
+        """Whose extras and pushes these are. As a rule all ranks say the same; where one has not
+        pushed since another codec was set, they are no codec's, so that none takes them for its
+        own."""
+        names: dict[Key, str] = {}
+        for keys in self._keys.values():
+            for each in keys:
+                if each.codec and each.key in self._saved:
+                    known = names.setdefault(each.key, each.codec)
+                    names[each.key] = known if known == each.codec else _SEVERAL
+        return [[key, name] for key, name in names.items()]
 
     async def write(self, disk: Disk, writer: Writer) -> None:
         """Write all arrays, as they come."""
@@ -176,3 +188,4 @@ class Keeping:
 
 
 _PIECE = 4 << 20
+_SEVERAL = "several"

@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from asyncps.errors import CheckpointError
+from asyncps.errors import CheckpointError, RemoteProtocolError
 from asyncps.protocol.messages import Key, KeySpec
-from asyncps.protocol.parcels import KeptKey
+from asyncps.protocol.parcels import MOST_NAME, KeptKey
 from asyncps.roles import keptrows
 from asyncps.roles.carrying import ITEM, Carrier, Part, Stream
 from asyncps.roles.client import Client
 from asyncps.roles.coders import Kept
 from asyncps.roles.compressing import Compression
 from asyncps.roles.fetching import Disk
+from asyncps.roles.plan import KeyInfo
 from asyncps.roles.worker import Worker
 from asyncps.state.keyspecs import size_of
 from asyncps.tensor.checkpoint import KEPT, Reader
@@ -30,6 +31,9 @@ from asyncps.tensor.threads import threads_of
 
 _PIECE = 1 << 20  # bytes that are looked at, or added, at once
 _MOST_PUSHES = 1 << 62
+_MOST_RANKS = 1024  # whose rows one worker gets
+_MOST_EXTRA = 4  # times the elements of its key: no codec keeps more beside
+_ASKED_AT_ONCE = 1000  # keys
 
 Sources = dict[Key, tuple[int, list[int]]]  # by key: elements, and the ranks that they are of
 _NONE: tuple[int, list[int]] = 0, []
@@ -46,6 +50,7 @@ class Regiving:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._pushes = _pushes_of(reader.meta)
+        self._codecs = _codecs_of(reader.meta)
         self._tables: dict[Key, KeySpec] = {}
 
     def compare(self, specs: Mapping[Key, KeySpec], path: str) -> None:
@@ -53,8 +58,9 @@ class Regiving:
 
         Raises:
             CheckpointError: Something is kept of a key that is not there, or is another size, or
-                codecs keep more or less of it at one rank than at another.
+                codecs keep more or less of it at one rank than at another, or more than any does.
         """
+        self._pushes = {key: count for key, count in self._pushes.items() if key in specs}
         for key in self._reader.residuals | self._reader.extras:
             spec = specs.get(key)
             if spec is not None and spec.rows is not None:
@@ -68,10 +74,11 @@ class Regiving:
                 raise CheckpointError("what a codec keeps of a key that is not there", key=key,
                                       got=path)
             shapes = sorted({slot.entry.shape for slot in ranks.values()})
-            if len(shapes) > 1 or not shapes[0][0]:
+            most = _most_extra(specs[key])
+            if len(shapes) > 1 or not 0 < shapes[0][0] <= most:
                 raise CheckpointError("what a codec keeps of a key does not fit it", key=key,
-                                      expected="as many elements at each rank, and some",
-                                      got=shapes)
+                                      expected="as many elements at each rank, and some, at most "
+                                               f"{most}", got=shapes)
         for key, ranks in self._reader.residuals.items():
             if key in self._tables:
                 continue
@@ -125,7 +132,8 @@ class Regiving:
             sources = self._sources(place, len(ranks), self._reader.residuals)
             extras = self._sources(place, len(ranks), self._reader.extras)
             keys = [KeptKey(key, sources.get(key, _NONE)[0], self._pushes.get(key, 0),
-                            extras.get(key, _NONE)[0], self._width(key))
+                            extras.get(key, _NONE)[0], self._width(key),
+                            self._codecs.get(key, ""))
                     for key in sources | extras | self._pushes]
             stream = Stream(keys)
 
@@ -203,10 +211,15 @@ async def collect(worker: Worker, client: Client, leader: int, course: int) -> d
     """Return what is this worker's, from the one that reads.
 
     Raises:
+        RemoteProtocolError: What it says that it sends does not fit the keys: no memory was taken.
         AsyncPSError: It does not come, or a server is gone.
     """
     with Carrier(worker, client, leader, course, leads=False) as carrier:
         keys = await carrier.begin()
+        unknown = [each.key for each in keys if each.key not in client.keys]  # of a fresh store
+        for begin in range(0, len(unknown), _ASKED_AT_ONCE):
+            await worker.look_up(client, unknown[begin : begin + _ASKED_AT_ONCE])
+        check_sizes(keys, client.keys)
         found, views = _room(keys)
         stream = Stream(keys)
 
@@ -238,11 +251,44 @@ def install(
     compression.coders.take(found, {key: compression.rates.of(key) for key in found})
 
 
+def check_sizes(keys: Sequence[KeptKey], infos: Mapping[Key, KeyInfo]) -> None:
+    """Refuse what another worker says that it sends, if it does not fit the keys.
+
+    Args:
+        keys: What it says.
+        infos: All keys.
+
+    Raises:
+        RemoteProtocolError: It names the key, what would be right and what was said.
+    """
+    if len({each.key for each in keys}) != len(keys):
+        raise RemoteProtocolError("what was not sent of a key, more than once")
+    for each in keys:
+        spec = infos[each.key].spec
+        width, elements = keptrows.width_of(spec), size_of(spec) // spec.itemsize
+        if spec.rows is not None:
+            is_right = (each.width == width and each.elements <= elements * _MOST_RANKS) or not (
+                each.width or each.elements or each.extra)
+            expected = f"rows of {width} elements, 3 beside each, of at most {_MOST_RANKS} ranks"
+        else:
+            most = _most_extra(spec)
+            is_right = (not each.width and each.elements in (0, elements) and each.extra <= most)
+            expected = f"0 or {elements} elements, at most {most} beside them"
+        if not is_right:
+            raise RemoteProtocolError("what was not sent does not fit its key", key=each.key,
+                                      expected=expected,
+                                      got=(each.elements, each.extra, each.width))
+
+
+def _most_extra(spec: KeySpec) -> int:
+    return _MOST_EXTRA * (size_of(spec) // spec.itemsize)
+
+
 def _room(keys: Sequence[KeptKey]) -> tuple[dict[Key, Kept], list[_Views]]:
     pairs: list[tuple[Floats, Floats]] = [
         (np.empty(each.elements, np.float32), np.empty(each.extra, np.float32)) for each in keys]
     found = {each.key: Kept(residual if residual.size else None, each.pushes,
-                            extra if extra.size else None, each.width)
+                            extra if extra.size else None, each.width, each.codec)
              for each, (residual, extra) in zip(keys, pairs, strict=True)}
     return found, [(residual.view(np.uint8).data, extra.view(np.uint8).data)
                    for residual, extra in pairs]
@@ -255,12 +301,28 @@ def _put(stream: Stream, views: Sequence[_Views], begin: int, view: memoryview) 
 
 
 def _pushes_of(meta: Mapping[str, Any]) -> dict[Key, int]:
+    return {key: count for key, count in _pairs(meta, "pushes")
+            if _is(type(count) is int and 0 <= count < _MOST_PUSHES, count)}
+
+
+def _codecs_of(meta: Mapping[str, Any]) -> dict[Key, str]:
+    """Return whose extras and pushes these are; checkpoints from before do not say it."""
+    return {key: name for key, name in _pairs(meta, "codecs")
+            if _is(isinstance(name, str) and len(name) <= MOST_NAME, name)}
+
+
+def _pairs(meta: Mapping[str, Any], name: str) -> list[tuple[Key, Any]]:
     told = meta.get(KEPT, {})
-    pairs = told.get("pushes", []) if isinstance(told, dict) else None
-    if not isinstance(pairs, list) or not all(
+    pairs = told.get(name, []) if isinstance(told, dict) else None
+    fits = isinstance(pairs, list) and all(
         isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], (str, int))
-        and type(pair[1]) is int and 0 <= pair[1] < _MOST_PUSHES for pair in pairs
-    ):
+        for pair in pairs)
+    return [(key, value) for key, value in pairs] if _is(fits, told) and pairs else []
+
+
+def _is(fits: bool, got: Any) -> bool:
+    """Return True; or raise CheckpointError."""
+    if not fits:
         raise CheckpointError("a checkpoint that no store has written: what was not sent",
-                              got=repr(told)[:100])
-    return {key: count for key, count in pairs}
+                              got=repr(got)[:100])
+    return True

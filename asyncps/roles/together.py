@@ -155,6 +155,9 @@ async def _come(worker: Worker, client: Client, verb: str, path: Path) -> Course
                           got=len(text))
     client.still = verb
     try:
+        # Other threads encode, which changes what is saved or loaded. From now on they do not; what
+        # they have encoded before is refused and put back, or on its way already.
+        await client.encodings.over(worker.config.round_s)
         await worker.accepted(client)
         message = messages.Together(client.number, verb, text)
 

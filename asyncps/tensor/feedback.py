@@ -42,6 +42,8 @@ class KeyCoder:
         residual: What was not sent, float32[size]; None before the first push, and without
             feedback.
         extra: What a `Stateful` codec keeps beside it, float32; None before its first push.
+        codec: The name of the one by which it was encoded last, and whose `extra` and `pushes` are;
+            "": none, or nobody knows.
         pushes: How often it was encoded.
         before_bytes: Of the values that were encoded, as the key stores them.
         sent_bytes: Of what they became.
@@ -52,7 +54,7 @@ class KeyCoder:
     """
 
     __slots__ = (
-        "_bound", "_kind", "_lock", "_rate", "before_bytes", "encode_s", "extra", "pushes",
+        "_bound", "_lock", "_rate", "before_bytes", "codec", "encode_s", "extra", "pushes",
         "residual", "sent_bytes", "size", "skipped", "threads", "waiting",
     )
 
@@ -61,6 +63,7 @@ class KeyCoder:
         self.threads = threads
         self.residual: Floats | None = None
         self.extra: Floats | None = None
+        self.codec = ""
         self.pushes = 0
         self.before_bytes = 0
         self.sent_bytes = 0
@@ -68,7 +71,6 @@ class KeyCoder:
         self.skipped = 0
         self._rate: Rate | None = None  # that the residual is meant for
         self._bound = 0.0  # no magnitude of what is kept is larger
-        self._kind: type[Codec] | None = None  # by which it was encoded last
         self._lock = threading.Lock()  # two threads may push one key
         self.waiting: list[Callable[[], None]] = []
 
@@ -109,12 +111,12 @@ class KeyCoder:
 
     def restore(
         self, residual: Floats | None, pushes: int, rate: Rate | None,
-        extra: Floats | None = None,
+        extra: Floats | None = None, codec: str = "",
     ) -> None:
         """Take what was saved; the arrays are ours from now on."""
         with self._lock:
             self.residual, self.pushes, self._rate = residual, pushes, rate
-            self.extra, self._kind = extra, None
+            self.extra, self.codec = extra, codec
             self._bound = 0.0 if residual is None and extra is None else math.inf
 
     def count_nonfinite(self, g: Floats, codec: Codec | None = None) -> tuple[int, int]:
@@ -138,7 +140,8 @@ class KeyCoder:
                 return 0, -1
             self._bound = math.inf
             if stateful is not None:
-                return stateful.count_nonfinite(g, self.residual, self.extra)
+                extra = self.extra if self.codec in ("", stateful.name) else None
+                return stateful.count_nonfinite(g, self.residual, extra)
             bad = quantize.count_nonfinite(g, self.residual)
             return bad, quantize.first_nonfinite(g, self.residual) if bad else -1
 
@@ -188,13 +191,18 @@ class KeyCoder:
             raise
 
     def _become(self, codec: Codec) -> None:
-        """Forget what a codec of another type has kept beside, and how often it was asked."""
-        kind = type(codec)
-        if self._kind is not kind and self._kind is not None:
+        """Forget what another codec has kept beside, and how often it was asked.
+
+        A checkpoint from before does not say whose they are. But whoever counts pushes for what it
+        keeps beside has kept something, and others have not.
+        """
+        if self.codec == codec.name:
+            return
+        if self.codec or not isinstance(codec, Stateful):
             self.extra = None
-            if isinstance(codec, Stateful):
-                self.pushes = 0
-        self._kind = kind
+        if self.extra is None and isinstance(codec, Stateful):
+            self.pushes = 0
+        self.codec = codec.name
 
     def encode_piece(
         self, codec: Elementwise, g: Floats, begin: int, nbytes: int, payload: Bytes, *,
@@ -236,7 +244,7 @@ class KeyCoder:
         with self._lock:
             self.before_bytes -= nbytes
             self.sent_bytes -= sum(payload.nbytes for payload in payloads)
-            if isinstance(codec, Stateful) and self._kind is type(codec):
+            if isinstance(codec, Stateful) and self.codec == codec.name:
                 self.pushes -= 1
             if self.residual is None:
                 return

@@ -167,7 +167,7 @@ class RowCoder(KeyCoder):
 
     def restore(
         self, residual: Floats | None, pushes: int, rate: Rate | None,
-        extra: Floats | None = None,
+        extra: Floats | None = None, codec: str = "",
     ) -> None:
         """Have nothing left of any row."""
         with self._lock:

@@ -5,6 +5,8 @@ row of which nothing is left stays in its slot as zeros, until most slots are li
 others move together. The first slot is a row of zeros that stands for all rows without one. So a
 push costs what its own rows cost, and memory goes by the rows with something left, of which there
 are as many as were pushed at most.
+
+A signal handler may raise anywhere: then each row has what it had before or what it was to get.
 """
 
 from __future__ import annotations
@@ -33,19 +35,26 @@ class RowRests:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self.clear()
+        self._index = RowIndex()
+        # What no row has been written to is zero: so is a slot whose row was interrupted.
+        self._blocks = RowBlocks(
+            np.dtype(np.float32), self._width, 1 << 62, zero=True, block_bytes=BLOCK_BYTES)
+        self._alive: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by slot: it is not all zero
+        self._live: int | None = 0  # None: to be counted
 
     def clear(self) -> None:
         """Have nothing left."""
-        self._index = RowIndex()
-        self._blocks = RowBlocks(
-            np.dtype(np.float32), self._width, 1 << 62, block_bytes=BLOCK_BYTES)
-        self._alive: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by slot: it is not all zero
-        self._live = 0
+        self._take(RowRests(self._width))
+
+    def _take(self, other: RowRests) -> None:
+        vars(self).update(vars(other))  # all at once
 
     def __len__(self) -> int:
         """How many rows have something left."""
-        return self._live
+        live = self._live
+        if live is None:
+            live = self._live = int(np.count_nonzero(self._alive))
+        return live
 
     def find(self, ids: Ids) -> Ids:
         """Return where rows lie, int64[ids.size]: until rows are `put`, or all are cleared.
@@ -65,10 +74,13 @@ class RowRests:
             ids: int64, unique.
             slots: Where they lie, if that was found.
         """
-        if not self._live:
+        if not len(self):
             return np.zeros(ids.size * self._width, np.float32)
         out = np.empty(ids.size * self._width, np.float32)
-        self._blocks.gather(self.find(ids) if slots is None else slots, out)
+        if slots is None:
+            slots = self.find(ids)
+        # Of a row that is not alive nothing is sure.
+        self._blocks.gather(slots * self._alive[slots], out)
         return out
 
     def put(self, ids: Ids, rests: Floats, slots: Ids | None = None) -> None:
@@ -93,10 +105,13 @@ class RowRests:
         if not known.all():
             left, slots = left[known], slots[known]
             rests = rests.reshape(-1, self._width)[known].reshape(-1)
+        live = len(self)
+        self._live = None  # until all is done
         self._blocks.scatter(slots, rests)
-        self._live += int(np.count_nonzero(left)) - int(np.count_nonzero(self._alive[slots]))
+        live += int(np.count_nonzero(left)) - int(np.count_nonzero(self._alive[slots]))
         self._alive[slots] = left
-        if len(self._index) > max(_FEW, 2 * self._live):
+        self._live = live
+        if len(self._index) > max(_FEW, 2 * live):
             self._move_together()
 
     def scale(self, factor: float, most: float) -> None:
@@ -123,10 +138,7 @@ class RowRests:
 
     def _grow(self, rows: int) -> None:
         slots = rows + 1
-        is_first = not self._blocks.blocks
         self._blocks.grow(slots)
-        if is_first:
-            self._blocks.view(0, 1)[:] = 0
         if slots > self._alive.size:
             more = np.zeros(max(slots, 2 * self._alive.size), np.bool_)
             more[: self._alive.size] = self._alive
@@ -137,8 +149,7 @@ class RowRests:
         ids, rests = self.items()
         if ids.size:
             kept.put(ids, rests)
-        self._index, self._blocks = kept._index, kept._blocks
-        self._alive, self._live = kept._alive, kept._live
+        self._take(kept)
 
 
 def _has_more_than_zeros(rows: Floats, width: int) -> npt.NDArray[np.bool_]:

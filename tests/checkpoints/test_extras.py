@@ -210,6 +210,9 @@ def test_a_list_tells_of_extras_and_may_be_silent() -> None:
     keys = [KeptKey("w", 5, 2, 7), KeptKey(3, 0, 1)]
     assert decode_list(encode_list(keys)) == keys
     assert decode_list(msgspec.msgpack.encode([["w", 5, 2]])) == [KeptKey("w", 5, 2, 0)]
+    assert decode_list(encode_list([KeptKey("w", 5, 2, 7, 0, "dgc")]))[0].codec == "dgc"
+    with pytest.raises(RemoteProtocolError):
+        decode_list(encode_list([KeptKey("w", 5, 2, 7, 0, "x" * 65)]))
     for extra in (-1, 1 << 33):
         with pytest.raises(RemoteProtocolError):
             decode_list(encode_list([KeptKey("w", 5, 2, extra)]))

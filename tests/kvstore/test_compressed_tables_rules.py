@@ -194,11 +194,11 @@ def test_a_push_that_is_refused_later_is_put_back(spec: dict[str, Any]) -> None:
             await store.init("t", Zero(), shape=SHAPE)
             await store.set_gradient_compression(spec)
             core = store._core
-            core.client.still = "save of a test"
+            core.client.joining = asyncio.get_running_loop().create_future()
             handle = await store.push("t", some(0.9))
-            with pytest.raises(AsyncPSError, match="while save of a test is under way"):
+            with pytest.raises(AsyncPSError, match="push of a worker that has joined"):
                 await handle
-            core.client.still = ""
+            core.client.joining = None
             coder: Any = core.client.compression.coders["t"]
             ids, kept = coder.rests.items()
             assert ids.tolist() == [1, 30]

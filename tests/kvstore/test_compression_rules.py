@@ -231,11 +231,11 @@ def test_a_push_that_is_refused_later_is_put_back(size: int) -> None:
             await store.init("w", np.zeros(size, "f4"))
             await store.set_gradient_compression(TWO)
             core = store._core
-            core.client.still = "save of a test"
+            core.client.joining = asyncio.get_running_loop().create_future()
             handle = await store.push("w", np.full(size, 0.9, "f4"))
-            with pytest.raises(AsyncPSError, match="while save of a test is under way"):
+            with pytest.raises(AsyncPSError, match="push of a worker that has joined"):
                 await handle
-            core.client.still = ""
+            core.client.joining = None
             all_are(core.client.compression._coders["w"].residual, np.float32(0.9))
             assert store.compression_report()["w"]["bytes_sent"] == 0
 

@@ -99,3 +99,7 @@ class LocalCompressionVerbs:
         """
         raise ConfigError("compression is of what is sent, and a local store sends nothing",
                           expected="a store of a cluster, such as dist_sync", got=self.type)
+
+    def compression_report(self) -> dict[int | str, dict[str, Any]]:
+        """Return nothing: no compression is set."""
+        return {}

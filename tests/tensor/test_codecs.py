@@ -316,6 +316,7 @@ def test_golden_head() -> None:
     ({"type": "2bit", "threshold": 1e300}, "finite"), ({"type": "1bit", "threshold": None}, "fin"),
     ({"type": "2bit", "threshold": True}, "above"), ({"type": "threshold"}, "0 or more"),
     ({"type": "threshold", "threshold": -1}, "0 or more"), ({"type": "topk", "ratio": 0}, "above"),
+    ({"type": "topk", "ratio": 10**400}, "at most 1"),
     ({"type": "topk", "ratio": 1.5}, "at most 1"), ({"type": "randomk", "ratio": math.nan}, "1"),
     ({"type": "topk", "values": "f64"}, "f32 or f16"), ({"type": "f16", "small_bytes": -1}, "0 or"),
     ({"type": "f16", "small_bytes": 1.5}, "bytes"), ({"type": "f16", "error_feedback": 1}, "True"),
@@ -340,6 +341,7 @@ def test_words_are_complete() -> None:
     assert codecs.checked({"type": "2bit", "pull": None, "nonfinite": "error"}) == {
         "type": "2bit", "error_feedback": True, "lr_scaled": False, "nonfinite": "error",
         "small_bytes": 0, "pull": None, "threshold": 0.5}
+    assert codecs.checked({"type": "topk", "pull": np.True_})["pull"] is True
     assert codecs.checked({"type": "topk", "ratio": 1, "pull": "f16"}) == {
         "type": "topk", "error_feedback": True, "lr_scaled": False, "nonfinite": "error",
         "small_bytes": 65536, "pull": "f16", "ratio": 1.0, "values": "f32"}

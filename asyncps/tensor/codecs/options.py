@@ -100,12 +100,12 @@ def _nonfinite(value: object) -> str:
 
 
 def _pull(kind: type[Codec], value: object) -> str | bool | None:
-    if value is True:
+    if isinstance(value, (bool, np.bool_)) and value:
         if kind.name not in DELTAS and kind.name not in _BROUGHT_BY:
             raise NotYetError(f"pull=True of compression {kind.name} is not there yet: it is of "
                               f"{', '.join([*DELTAS, *_BROUGHT_BY])}")
         return True
-    if value is None or value is False:
+    if value is None or isinstance(value, (bool, np.bool_)):
         return None
     if not isinstance(value, str) or value not in _PULLS:
         raise ConfigError("pull of a compression", expected="f16, bf16, True or None",
@@ -147,17 +147,17 @@ def _threshold(kind: type[Codec], value: object) -> float:
         return number
     if kind is Threshold and number >= 0:
         return number
-    least = {TwoBit: "a finite number above 0", Threshold: "a finite number of 0 or more"}
-    raise ConfigError(f"threshold of compression {kind.name}",
-                      expected=least.get(kind, "a finite number"), got=shown(value))
+    least = {TwoBit: "above 0, and ", Threshold: "of 0 or more, and "}
+    raise ConfigError(f"threshold of compression {kind.name}", got=shown(value),
+                      expected=f"a number {least.get(kind, '')}finite, as float32")
 
 
 def _ratio(kind: type[Codec], value: object) -> float:
-    number = float(value) if isinstance(value, (int, float, np.floating)) else math.nan
-    if isinstance(value, bool) or not 0 < number <= 1:
+    is_one = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+    if not is_one or not 0 < value <= 1:  # type: ignore[operator]
         raise ConfigError(f"ratio of compression {kind.name}",
                           expected="a number above 0, at most 1", got=shown(value))
-    return number
+    return float(value)  # type: ignore[arg-type]
 
 
 def _values(kind: type[Codec], value: object) -> str:
@@ -201,7 +201,7 @@ def _warmup(kind: type[Codec], value: object) -> int:
 def _clip(kind: type[Codec], value: object) -> float | None:
     if value is not None and not _number(value) > 0:
         raise ConfigError(f"clip of compression {kind.name}",
-                          expected="None, or a finite number above 0", got=shown(value))
+                          expected="None, or a number above 0, finite as float32", got=shown(value))
     return None if value is None else float(value)  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import hypothesis
@@ -38,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name.startswith(("ASYNCPS_", "DMLC_")) and name not in RUN_CHOICES:
             del os.environ[name]
+    # A shell lets its background jobs ignore SIGINT, and whoever they start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     leaks.adopt_orphans()
     # libuv keeps one pipe a process from its first loop on: no test's leak.
     for factory in _loop_factories().values():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from asyncps.protocol.frames import MAX_DECODED_BYTES
+from asyncps.roles import seeding
 from asyncps.roles.coded import Payload
 from asyncps.roles.coding import Coding
 from asyncps.roles.nonfinite import is_told
@@ -20,7 +21,6 @@ from asyncps.roles.tablework import Ids, cut, row_bytes
 from asyncps.tensor import dtypes
 from asyncps.tensor.codecs import Codec, Floats, Skip, Take
 from asyncps.tensor.rowfeedback import AS_STORED, Gathered, RowCoder
-from asyncps_ext.seeds import seed_of
 
 if TYPE_CHECKING:
     from asyncps.roles.rules import Rule
@@ -97,11 +97,8 @@ class CodingRows:
         width, nbytes = self._width, len(pushed.values)
         codec, is_as_stored = self._codec(max(end - begin for _, begin, end in full))
         pieces = [(begin * width, end * width) for _, begin, end in full]
-        heads, seeds = [0] * len(full), [0] * len(full)
-        if codec.is_seeded:
-            push = coder.next_push()
-            heads = [seed_of(*self._seed, info.key, push, unit.first) for unit, _, _ in full]
-            seeds = [seed_of(head, 0) for head in heads]
+        heads, seeds = seeding.of_chunks(codec, coder, self._seed, info.key,
+                                         [unit.first for unit, _, _ in full])
         payloads = coder.encode_rows(
             codec, pushed.ids, self._g, nbytes, pieces, take, seeds, self._gathered)
         coding.undo.append(partial(

@@ -20,7 +20,7 @@ def of_chunks(
     Args:
         codec, coder: Of the key.
         job, key: Whose.
-        begins: The first element of each chunk.
+        begins: The first element of each chunk; of a table the first row at each server.
     """
     if codec.is_seeded:
         push = coder.next_push()

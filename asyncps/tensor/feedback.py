@@ -100,14 +100,17 @@ class KeyCoder:
             if before.value == rate.value:
                 return
             factor = min(before.value / rate.value, SUMMABLE)
-            most = SUMMABLE / factor
-            for kept in (self.residual, self.extra if extra else None):
-                if kept is None:
-                    continue
-                if quantize.largest(kept) > most:  # else the next sum could be infinite
-                    np.clip(kept, -most, most, out=kept)
-                kept *= np.float32(factor)
-                self._bound = math.inf
+            self._scale(factor, SUMMABLE / factor, extra=extra)
+
+    def _scale(self, factor: float, most: float, *, extra: bool) -> None:
+        """Multiply what is kept, cut to magnitudes of at most `most` before that."""
+        for kept in (self.residual, self.extra if extra else None):
+            if kept is None:
+                continue
+            if quantize.largest(kept) > most:  # else the next sum could be infinite
+                np.clip(kept, -most, most, out=kept)
+            kept *= np.float32(factor)
+            self._bound = math.inf
 
     def restore(
         self, residual: Floats | None, pushes: int, rate: Rate | None,

@@ -152,18 +152,10 @@ class RowCoder(KeyCoder):
                 codec.add(rests[begin:stop], payload, seed)
             self.rests.put(ids, rests)
 
-    def follow(self, rate: Rate | None, *, extra: bool = False) -> None:
-        """As `KeyCoder.follow`, of all rows."""
-        if rate == self._rate:
-            return
-        with self._lock:
-            before, self._rate = self._rate, rate
-            if rate is None or before is None or before.optimizer != rate.optimizer:
-                return
-            if before.value != rate.value and len(self.rests):
-                factor = min(before.value / rate.value, SUMMABLE)
-                self._moment += 1
-                self.rests.scale(factor, SUMMABLE / factor)
+    def _scale(self, factor: float, most: float, *, extra: bool) -> None:
+        if len(self.rests):
+            self._moment += 1
+            self.rests.scale(factor, most)
 
     def restore(
         self, residual: Floats | None, pushes: int, rate: Rate | None,

@@ -33,6 +33,18 @@ def k4_2bit(store: KVStore) -> None:
             all_are(store.pull(key), expected + first)
 
 
+def by_turns(store: KVStore, keys: list[str], grads: list[Any], turn: int) -> list[Any]:
+    """Push and pull one round, each turn by other verbs."""
+    if turn % 3 == 0:
+        return list(store.pushpull(keys, grads, out=[np.zeros_like(g) for g in grads]))
+    if turn % 3 == 1:
+        store.push(keys, grads)
+        return list(store.pull(keys))
+    for key, g in zip(keys, grads, strict=True):
+        store.push(key, g)
+    return [store.pull(key) for key in keys]
+
+
 def model_2bit(residual: Any, g: Any, t: float) -> Any:
     """What is sent of one gradient; the residual is changed."""
     residual += g

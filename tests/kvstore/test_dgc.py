@@ -12,6 +12,7 @@ import asyncps
 from asyncps.errors import ConfigError, TensorError
 from asyncps.kvstore import KVStore
 from asyncps.optim import Optimizer
+from tests.kvstore.compressed import by_turns
 from tests.support.cluster import on_cluster
 from tests.support.dgc import Model
 from tests.trainer.params import Param
@@ -46,15 +47,7 @@ def rounds(store: KVStore, options: dict[str, Any], turns: int = 6) -> None:
                 total += models[rank, key].push(gradient(rank, turn, key, size))
             values[key] += total
         grads = [gradient(store.rank, turn, key, size) for key, size in SIZES.items()]
-        if turn % 3 == 0:
-            got = store.pushpull(keys, grads, out=[np.zeros_like(g) for g in grads])
-        elif turn % 3 == 1:
-            store.push(keys, grads)
-            got = store.pull(keys)
-        else:
-            for key, g in zip(keys, grads, strict=True):
-                store.push(key, g)
-            got = [store.pull(key) for key in keys]
+        got = by_turns(store, keys, grads, turn)
         for key, value in zip(keys, got, strict=True):
             mine = models[store.rank, key]
             if "clip" in options:  # the norm's last bit is the model's own

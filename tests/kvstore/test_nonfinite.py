@@ -17,7 +17,7 @@ from asyncps.errors import ConfigError, RemoteProtocolError, TensorError
 from asyncps.kvstore import KVStore
 from asyncps.optim import Optimizer
 from asyncps.tensor import codecs
-from tests.kvstore.compressed import model_2bit
+from tests.kvstore.compressed import by_turns, model_2bit
 from tests.support.cluster import on_cluster
 
 T = 0.5
@@ -69,15 +69,7 @@ def rounds(store: KVStore, optimizer: str = "test", turns: int = 8) -> None:
     for turn in range(turns):
         grads = [gradient(store.rank, turn, key) for key in keys]
         model.round(turn)
-        if turn % 3 == 0:
-            got = store.pushpull(keys, grads, out=[np.zeros_like(g) for g in grads])
-        elif turn % 3 == 1:
-            store.push(keys, grads)
-            got = store.pull(keys)
-        else:
-            for key, g in zip(keys, grads, strict=True):
-                store.push(key, g)
-            got = [store.pull(key) for key in keys]
+        got = by_turns(store, keys, grads, turn)
         for key, value in zip(keys, got, strict=True):
             assert np.array_equal(value, model.values[key]), (turn, key)
             if any(not is_bad(store.rank, each, key) for each in range(turn + 1)):

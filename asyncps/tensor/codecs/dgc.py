@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from asyncps.tensor.codecs.base import Codec, Floats, Pieces, Take
 from asyncps.tensor.codecs.sparse import Sparse, count_of
 from asyncps.tensor.codecs.stateful import Stateful
 from asyncps.tensor.pool import Bytes
-from asyncps_ext import quantize, select
+from asyncps_ext import select
 
 FIRST_RATIO = 0.25  # of the first push of a warm-up
 
@@ -83,10 +82,7 @@ class DGC(Sparse, Stateful):
         select.dgc_accumulate(extra, residual, g, self._momentum)
         try:
             select.topk(residual, count, indices, values)
-            sent: npt.NDArray[Any] = values
-            if self.half:
-                sent = np.empty(count, np.uint16)
-                quantize.encode_f16(sent, None, values)
+            sent = self._as_sent(values)
             payloads = self._cut(indices, sent, pieces, take)
             # Only now, and at once, does the key lose what is sent.
             if self.half:  # what f16 has rounded off stays in v

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from asyncps.kvstore import AsyncKVStore
 from tests.faults.proxied import proxied
-from tests.faults.test_cuts import cuts_of
+from tests.faults.test_cuts import through_cuts
 
 SHAPES = {"large": (280, 250), "small": (20, 15), "less": (11,), "chunk": (100, 100)}
 SPECS: list[dict[str, Any]] = [
@@ -38,7 +37,6 @@ async def test_cuts_at_random_places_lose_and_double_nothing(
 
         await cluster.all(prepare)
         totals = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-        proxies = [proxy for member in cluster.members for proxy in member.data]
 
         async def push(store: AsyncKVStore, step: int) -> None:
             numbers = np.random.default_rng([store.rank, step])
@@ -50,14 +48,7 @@ async def test_cuts_at_random_places_lose_and_double_nothing(
             else:
                 await store.pushpull(names, values)
 
-        for step in range(6):
-            for proxy in proxies:
-                proxy.cut_after(chance.randint(1, 60_000), chance.choice(["up", "down"]),
-                                reset=chance.random() < 0.3)
-            async with asyncio.timeout(20.0):
-                await cluster.all(lambda store, step=step: push(store, step))
-        await cluster.all(lambda store: store.barrier())
-        assert cuts_of(cluster) > 0
+        await through_cuts(cluster, chance, 60_000, push)
         for name in names:
             for member in cluster.members:
                 compression = member.store._core.client.compression

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Any
 
@@ -14,7 +13,7 @@ from asyncps.initializer import Zero
 from asyncps.kvstore import AsyncKVStore
 from tests.faults.proxied import proxied
 from tests.faults.test_compressed_cuts import SPECS
-from tests.faults.test_cuts import cuts_of
+from tests.faults.test_cuts import through_cuts
 
 SHAPE = (3000, 8)
 
@@ -38,7 +37,6 @@ async def test_cuts_at_random_places_lose_and_double_nothing(
 
         await cluster.all(prepare)
         total = np.zeros(SHAPE)
-        proxies = [proxy for member in cluster.members for proxy in member.data]
 
         async def push(store: AsyncKVStore, step: int) -> None:
             numbers = np.random.default_rng([store.rank, step])
@@ -51,14 +49,7 @@ async def test_cuts_at_random_places_lose_and_double_nothing(
             else:
                 await store.pushpull("t", rows)
 
-        for step in range(6):
-            for proxy in proxies:
-                proxy.cut_after(chance.randint(1, 20_000), chance.choice(["up", "down"]),
-                                reset=chance.random() < 0.3)
-            async with asyncio.timeout(20.0):
-                await cluster.all(lambda store, step=step: push(store, step))
-        await cluster.all(lambda store: store.barrier())
-        assert cuts_of(cluster) > 0
+        await through_cuts(cluster, chance, 20_000, push)
         for member in cluster.members:
             coder: Any = member.store._core.client.compression.coders["t"]
             ids, kept = coder.rests.items()

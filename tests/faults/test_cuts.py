@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,22 @@ async def check_round(
 def cuts_of(cluster: Proxied) -> int:
     """How often data connections came back."""
     return sum(_again(proxy) for member in cluster.members for proxy in _data(member))
+
+
+async def through_cuts(
+    cluster: Proxied, chance: random.Random, most: int,
+    push: Callable[[AsyncKVStore, int], Awaitable[None]],
+) -> None:
+    """Let all push six times, each data connection being cut within `most` bytes each time."""
+    proxies = [proxy for member in cluster.members for proxy in _data(member)]
+    for step in range(6):
+        for proxy in proxies:
+            proxy.cut_after(chance.randint(1, most), chance.choice(["up", "down"]),
+                            reset=chance.random() < 0.3)
+        async with asyncio.timeout(20.0):
+            await cluster.all(lambda store, step=step: push(store, step))
+    await cluster.all(lambda store: store.barrier())
+    assert cuts_of(cluster) > 0
 
 
 def _data(member: Member) -> list[TcpProxy]:

@@ -29,11 +29,44 @@ APS_TARGET static ptrdiff_t APS_FN(pick)(const aps_u32 *x, ptrdiff_t from, ptrdi
 {
     ptrdiff_t i = from;
 #if APS_AVX2
-    /* All eight are written, those wanted first, so that there is no branch to guess. */
     const __m256i magnitude = _mm256_set1_epi32((int32_t)APS_MAGNITUDE);
     const __m256i bound = _mm256_set1_epi32(limit), eight = _mm256_set1_epi32(8);
-    __m256i number = _mm256_add_epi32(_mm256_set1_epi32((int32_t)(uint32_t)i),
-                                      _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    const __m256i first = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    for (; i + 32 <= to && count + 32 <= room; i += 32) {
+        __m256i bits[4];
+        uint32_t masks[4], every = 0;
+        for (int j = 0; j < 4; j++) {
+            bits[j] = _mm256_loadu_si256((const __m256i *)(const void *)(x + i + 8 * j));
+            const __m256i is_more = _mm256_cmpgt_epi32(_mm256_and_si256(bits[j], magnitude), bound);
+            masks[j] = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(is_more));
+            every |= masks[j] << 8 * j;
+        }
+        const int many = __builtin_popcount(every);
+        if (many <= 2) { /* two are written, so that there is no branch to guess */
+            const ptrdiff_t one = i + (__builtin_ctz(every | 0x80000000u));
+            const ptrdiff_t two = i + (__builtin_ctz((every & (every - 1)) | 0x80000000u));
+            indices[count] = (uint32_t)one;
+            values[count] = x[one];
+            indices[count + 1] = (uint32_t)two;
+            values[count + 1] = x[two];
+            count += many;
+            continue;
+        }
+        /* Of each eight all are written, those wanted first. */
+        __m256i number = _mm256_add_epi32(_mm256_set1_epi32((int32_t)(uint32_t)i), first);
+        for (int j = 0; j < 4; j++) {
+            const void *firsts = aps_packing[masks[j]];
+            const __m128i packed = _mm_loadl_epi64((const __m128i *)firsts);
+            const __m256i order = _mm256_cvtepu8_epi32(packed);
+            _mm256_storeu_si256((__m256i *)(void *)(indices + count),
+                                _mm256_permutevar8x32_epi32(number, order));
+            _mm256_storeu_si256((__m256i *)(void *)(values + count),
+                                _mm256_permutevar8x32_epi32(bits[j], order));
+            count += __builtin_popcount(masks[j]);
+            number = _mm256_add_epi32(number, eight);
+        }
+    }
+    __m256i number = _mm256_add_epi32(_mm256_set1_epi32((int32_t)(uint32_t)i), first);
     for (; i + 8 <= to; i += 8) {
         const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)(x + i));
         const __m256i is_more = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), bound);
@@ -82,6 +115,23 @@ APS_TARGET static ptrdiff_t APS_FN(pick)(const aps_u32 *x, ptrdiff_t from, ptrdi
     return aps_pick_some(x, i, to, limit, indices, values, count, room);
 }
 
+/* x = x + y. */
+APS_TARGET static void APS_FN(add)(aps_f32 *x, const aps_f32 *y, ptrdiff_t n)
+{
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++)
+        x[i] = x[i] + y[i];
+}
+
+/* made = x - y. */
+APS_TARGET static void APS_FN(subtract)(aps_f32 *made, const aps_f32 *x, const aps_f32 *y,
+                                        ptrdiff_t n)
+{
+    APS_INDEPENDENT
+    for (ptrdiff_t i = 0; i < n; i++)
+        made[i] = x[i] - y[i];
+}
+
 /* u = momentum * u + g; v = v + u. */
 APS_TARGET static void APS_FN(accumulate)(aps_f32 *u, aps_f32 *v, const aps_f32 *g,
                                           ptrdiff_t n, float momentum)
@@ -96,5 +146,6 @@ APS_TARGET static void APS_FN(accumulate)(aps_f32 *u, aps_f32 *v, const aps_f32 
 }
 
 static const aps_select_table APS_FN(table) = {
-    APS_VARIANT, APS_FN(above), APS_FN(pick), APS_FN(accumulate),
+    APS_VARIANT, APS_FN(above), APS_FN(pick), APS_FN(add), APS_FN(subtract),
+    APS_FN(accumulate),
 };

@@ -14,6 +14,8 @@ typedef struct {
     ptrdiff_t (*above)(const aps_u32 *x, ptrdiff_t n, int32_t limit);
     ptrdiff_t (*pick)(const aps_u32 *x, ptrdiff_t from, ptrdiff_t to, int32_t limit,
                       aps_u32 *indices, aps_u32 *values, ptrdiff_t count, ptrdiff_t room);
+    void (*add)(aps_f32 *x, const aps_f32 *y, ptrdiff_t n);
+    void (*subtract)(aps_f32 *made, const aps_f32 *x, const aps_f32 *y, ptrdiff_t n);
     void (*accumulate)(aps_f32 *u, aps_f32 *v, const aps_f32 *g, ptrdiff_t n, float momentum);
 } aps_select_table;
 
@@ -91,12 +93,13 @@ static const aps_select_table *aps_select_table_at(int i)
  * Radix selection: a histogram of the upper 11 bits tells which bin holds the k-th magnitude, one
  * of the next 10 bits of that bin which part of it, one of the last 10 which magnitude. Four
  * histograms take turns, since neighbours are often equal and an addition would wait for the one
- * before.
+ * before; among few elements that would cost less than three more histograms do.
  */
 #define APS_BINS 2048
 #define APS_APART (APS_BINS + 16) /* equal bins of two histograms are not 4 KiB apart */
 #define APS_INNER 1024 /* bins of the other two histograms; behind them what is not looked for */
 #define APS_TURNS 4
+#define APS_FEW 8192 /* below, one histogram */
 
 /* The wanted ones: all magnitudes above `least`, and the first `ties` of those that equal it. */
 typedef struct {
@@ -115,11 +118,15 @@ static APS_INLINE uint32_t aps_bin(uint32_t key, const int shift, uint32_t prefi
 static APS_INLINE void aps_histogram(const aps_u32 *x, ptrdiff_t n, const int shift,
                                      uint32_t prefix, uint32_t (*bins)[APS_APART])
 {
-    memset(bins, 0, APS_TURNS * sizeof *bins);
     ptrdiff_t i = 0;
-    for (; i + APS_TURNS <= n; i += APS_TURNS) {
-        for (int turn = 0; turn < APS_TURNS; turn++)
-            bins[turn][aps_bin(x[i + turn] & APS_MAGNITUDE, shift, prefix)]++;
+    if (n < APS_FEW) {
+        memset(bins, 0, sizeof *bins);
+    } else {
+        memset(bins, 0, APS_TURNS * sizeof *bins);
+        for (; i + APS_TURNS <= n; i += APS_TURNS) {
+            for (int turn = 0; turn < APS_TURNS; turn++)
+                bins[turn][aps_bin(x[i + turn] & APS_MAGNITUDE, shift, prefix)]++;
+        }
     }
     for (; i < n; i++)
         bins[0][aps_bin(x[i] & APS_MAGNITUDE, shift, prefix)]++;
@@ -143,7 +150,9 @@ static aps_cut aps_find(const aps_u32 *x, ptrdiff_t n, ptrdiff_t k)
             aps_histogram(x, n, 0, prefix, bins);
         ptrdiff_t inside = 0;
         while (bin-- > 0) {
-            inside = (ptrdiff_t)bins[0][bin] + bins[1][bin] + bins[2][bin] + bins[3][bin];
+            inside = bins[0][bin];
+            if (n >= APS_FEW)
+                inside += (ptrdiff_t)bins[1][bin] + bins[2][bin] + bins[3][bin];
             if (inside >= need)
                 break;
             need -= inside;
@@ -198,9 +207,9 @@ static void aps_collect(const aps_select_table *t, const aps_u32 *x, ptrdiff_t n
  * What is searched may have to be made of two arrays: then that is done in the same pass, by blocks
  * that stay in the cache.
  */
-#define APS_SAMPLE_FROM 65536
+#define APS_SAMPLE_FROM 4096
 #define APS_SAMPLE_MOST 16384
-#define APS_SAMPLE_RUN 4 /* neighbours that are looked at together: they come in one line */
+#define APS_SAMPLE_RUN 16 /* neighbours that are looked at together: they come in one line */
 #define APS_BLOCK 2048
 
 enum { APS_ITSELF, APS_SUM, APS_DIFFERENCE };
@@ -213,26 +222,21 @@ typedef struct {
 } aps_source;
 
 /* Make the elements from..from+n-1 and return them; of a difference in `room`. */
-static const aps_u32 *aps_made(const aps_source *s, ptrdiff_t from, ptrdiff_t n, aps_f32 *room)
+static const aps_u32 *aps_made(const aps_select_table *t, const aps_source *s, ptrdiff_t from,
+                               ptrdiff_t n, aps_f32 *room)
 {
     aps_f32 *a = s->a + from;
-    if (s->made_by == APS_ITSELF)
-        return (const aps_u32 *)(const void *)a;
-    const aps_f32 *b = s->b + from;
-    if (s->made_by == APS_SUM) {
-        APS_INDEPENDENT
-        for (ptrdiff_t i = 0; i < n; i++)
-            a[i] = a[i] + b[i];
-        return (const aps_u32 *)(const void *)a;
+    if (s->made_by == APS_DIFFERENCE) {
+        t->subtract(room, a, s->b + from, n);
+        return (const aps_u32 *)(const void *)room;
     }
-    APS_INDEPENDENT
-    for (ptrdiff_t i = 0; i < n; i++)
-        room[i] = a[i] - b[i];
-    return (const aps_u32 *)(const void *)room;
+    if (s->made_by == APS_SUM)
+        t->add(a, s->b + from, n);
+    return (const aps_u32 *)(const void *)a;
 }
 
 /* Make all, and pick what lies above limit; -1 when that is more than there is room for. A sum is
- * complete behind this, whatever is returned.
+ * complete behind this, whatever is returned; from then on it is what s has.
  */
 static ptrdiff_t aps_scan(const aps_select_table *t, aps_source *s, ptrdiff_t n, int32_t limit,
                           aps_u32 *indices, aps_u32 *values, ptrdiff_t room)
@@ -243,9 +247,11 @@ static ptrdiff_t aps_scan(const aps_select_table *t, aps_source *s, ptrdiff_t n,
         return t->pick((const aps_u32 *)(const void *)s->a, 0, n, limit, indices, values, 0, room);
     for (ptrdiff_t at = 0; at < n; at += APS_BLOCK) {
         const ptrdiff_t many = n - at < APS_BLOCK ? n - at : APS_BLOCK;
-        const aps_u32 *x = aps_made(s, at, many, made);
-        if (count < 0)
+        const aps_u32 *x = aps_made(t, s, at, many, made);
+        if (count < 0 && s->made_by == APS_SUM)
             continue;
+        if (count < 0)
+            break;
         const ptrdiff_t before = count;
         count = t->pick(x, 0, many, limit, indices, values, count, room);
         for (ptrdiff_t i = before; i < count; i++)
@@ -254,6 +260,37 @@ static ptrdiff_t aps_scan(const aps_select_table *t, aps_source *s, ptrdiff_t n,
     if (s->made_by == APS_SUM)
         s->made_by = APS_ITSELF;
     return count;
+}
+
+/* Write what lies above a magnitude, `few` at `places`, and between them the first of those that
+ * equal it, k in all; whether there are enough.
+ */
+static int aps_fill_up(const aps_select_table *t, const aps_source *s, ptrdiff_t n,
+                       uint32_t magnitude, const aps_u32 *places, const aps_u32 *few,
+                       ptrdiff_t count, ptrdiff_t k, aps_u32 *indices, aps_u32 *values)
+{
+    aps_f32 made[APS_BLOCK];
+    ptrdiff_t next = 0, to = 0, missing = k - count;
+    for (ptrdiff_t at = 0; at < n && missing > 0; at += APS_BLOCK) {
+        const ptrdiff_t many = n - at < APS_BLOCK ? n - at : APS_BLOCK;
+        const aps_u32 *x = aps_made(t, s, at, many, made);
+        for (ptrdiff_t i = 0; i < many && missing > 0; i++) {
+            if ((x[i] & APS_MAGNITUDE) != magnitude)
+                continue;
+            for (; next < count && places[next] < (uint64_t)(at + i); next++, to++) {
+                indices[to] = places[next];
+                values[to] = few[next];
+            }
+            indices[to] = (uint32_t)(at + i);
+            values[to++] = x[i];
+            missing--;
+        }
+    }
+    for (; next < count; next++, to++) {
+        indices[to] = places[next];
+        values[to] = few[next];
+    }
+    return missing == 0;
 }
 
 /* Whether it has been done. If not, a sum may have been made: then s says so. */
@@ -275,7 +312,8 @@ static int aps_topk_by_sample(const aps_select_table *t, aps_source *s, ptrdiff_
     /* Multiples of the golden ratio are spread evenly and in step with no rows of a matrix. */
     for (ptrdiff_t i = 0; i < size; i += APS_SAMPLE_RUN) {
         const uint64_t spread = (uint64_t)i * 0x9E3779B97F4A7C15u >> 32;
-        const ptrdiff_t at = (ptrdiff_t)(spread * (uint64_t)(n - APS_SAMPLE_RUN) >> 32);
+        const ptrdiff_t any = (ptrdiff_t)(spread * (uint64_t)(n - APS_SAMPLE_RUN) >> 32);
+        const ptrdiff_t at = any - any % APS_SAMPLE_RUN;
         for (ptrdiff_t j = 0; j < APS_SAMPLE_RUN; j++) {
             const float a = s->a[at + j];
             const float made = s->made_by == APS_ITSELF ? a
@@ -286,18 +324,15 @@ static int aps_topk_by_sample(const aps_select_table *t, aps_source *s, ptrdiff_
     }
     const int32_t about = (int32_t)aps_find(few, size, (ptrdiff_t)rank).least;
     ptrdiff_t count = aps_scan(t, s, n, about - 1, places, few, room);
-    if (count < 0 && s->made_by != APS_DIFFERENCE) {
-        /* Many are equal to it; then it is the k-th, or those above are few. */
-        const aps_u32 *x = (const aps_u32 *)(const void *)s->a;
-        const ptrdiff_t over = t->above(x, n, about);
-        if (over < k) {
-            const int is_enough = t->above(x, n, about - 1) >= k;
-            if (is_enough)
-                aps_collect(t, x, n, (aps_cut){ (uint32_t)about, k - over }, indices, values, k);
+    if (count < 0) {
+        /* Many are equal to it, zeros mostly; then it is the k-th, or those above are few. */
+        count = aps_scan(t, s, n, about, places, few, room);
+        if (count >= 0 && count < k) {
+            const int is_enough = aps_fill_up(t, s, n, (uint32_t)about, places, few, count, k,
+                                              indices, values);
             free(few);
             return is_enough;
         }
-        count = t->pick(x, 0, n, about, places, few, 0, room);
     }
     if (count >= k) {
         aps_collect(t, few, count, aps_find(few, count, k), indices, values, k);
@@ -321,7 +356,7 @@ static int aps_topk(const aps_select_table *t, aps_source s, ptrdiff_t n, ptrdif
     aps_f32 *room = NULL;
     if (s.made_by == APS_DIFFERENCE && (room = malloc((size_t)n * sizeof *room)) == NULL)
         return -1;
-    const aps_u32 *x = aps_made(&s, 0, n, room);
+    const aps_u32 *x = aps_made(t, &s, 0, n, room);
     if (k > 0)
         aps_collect(t, x, n, aps_find(x, n, k), indices, values, k);
     free(room);

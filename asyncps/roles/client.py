@@ -16,7 +16,7 @@ from typing import Any
 from asyncps.errors import AsyncPSError, ClosedError, ClusterError
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header
 from asyncps.protocol.messages import AnyMessage, StoreConfig
-from asyncps.roles.coded import Coded, CodedRows, LazyKey, Payload
+from asyncps.roles.coded import Coded, CodedRows, LazyKey, Payload, sending_order
 from asyncps.roles.directory import Directory
 from asyncps.roles.encodings import Encodings
 from asyncps.roles.framing import data_frame
@@ -140,7 +140,14 @@ class Client(Directory):
         fails before the first one, nothing has happened; behind it the call is `counted`, and
         whoever walks ends this worker.
         """
-        for place, (_, info) in enumerate(plan.large):
+        for is_slab, place in sending_order(plan, values):
+            if is_slab:
+                self._send_slab(
+                    op, kind, plan.slabs[place], None if slabs is None else slabs[place],
+                    None if rows is None else rows[place], priority,
+                )
+                continue
+            info = plan.large[place][1]
             value = None if values is None else values[place]
             out = None if outs is None else outs[place]
             for unit, piece in info.pieces:
@@ -156,11 +163,6 @@ class Client(Directory):
                 )
                 if type(value) is LazyKey:
                     yield
-        for place, slab in enumerate(plan.slabs):
-            self._send_slab(
-                op, kind, slab, None if slabs is None else slabs[place],
-                None if rows is None else rows[place], priority,
-            )
         op.part_done()
 
     def _pushed(self, op: Operation) -> None:

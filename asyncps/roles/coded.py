@@ -6,15 +6,18 @@ out is a `Payload` instead of a view of the caller's memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from asyncps.state.requests import Step
 from asyncps.tensor.codecs import Codec, Skip
 from asyncps.tensor.pool import Bytes
+
+if TYPE_CHECKING:
+    from asyncps.roles.plan import Plan
 
 
 class Payload(NamedTuple):
@@ -70,6 +73,21 @@ class LazyKey:
 
 
 Coded = CodedKey | LazyKey
+
+
+def sending_order(
+    plan: Plan, values: Sequence[memoryview | Coded] | None
+) -> Iterable[tuple[bool, int]]:
+    """Return whether each is a slab, and its place among the plan's slabs or large keys.
+
+    What is still to be encoded goes last, the largest last of all: servers have work meanwhile.
+    """
+    large, slabs = plan.large, [(True, place) for place in range(len(plan.slabs))]
+    lazy = [type(value) is LazyKey for value in values] if plan.coded and values else ()
+    if not any(lazy):
+        return [*((False, place) for place in range(len(large))), *slabs]
+    order = sorted(range(len(large)), key=lambda place: (lazy[place], large[place][1].nbytes))
+    return [*slabs, *((False, place) for place in order)]
 
 
 class CodedRows:

@@ -260,8 +260,9 @@ class Routing:
             return max(size_of(spec), 1)
         edge = EDGE_ELEMENTS * spec.itemsize
         largest = max(1, self._chunk_bytes // edge)  # in edges
-        part = -(-size_of(spec) // (OVERLAP * edge))
-        return min(largest, max(part, largest // 2, 1)) * edge
+        size, half = size_of(spec), max(1, largest // 2)
+        count = max(1, min(OVERLAP, size // (half * edge)))
+        return min(largest, -(-size // (count * edge))) * edge  # a last one is seldom a crumb
 
     def _check_room(self, new: list[KeySpec]) -> None:
         if len(self._table) + len(new) > MAX_KEYS:

@@ -23,7 +23,7 @@ from tests.asyncps_ext.selects import (
 
 __all__ = ["variant"]
 
-BIG = 200_003  # from 65536 on a sample is taken first
+BIG = 200_003  # from 4096 on a sample is taken first
 NAN = 0x7FC00000
 
 

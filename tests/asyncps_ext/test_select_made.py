@@ -16,7 +16,7 @@ from tests.asyncps_ext.selects import ALL_SIZES, BODIES, layouts, magnitudes, va
 
 __all__ = ["variant"]
 
-BIG = 200_003  # from 65536 on a sample is taken first
+BIG = 200_003  # from 4096 on a sample is taken first
 KINDS = pytest.mark.parametrize("kind", ["sum", "difference"])
 Layout = Callable[[Array], Array]
 
@@ -68,7 +68,7 @@ def test_it_is_topk_of_what_they_make(
 
 @BODIES
 @KINDS
-@pytest.mark.parametrize("size", [65535, 65536, 65537, BIG])
+@pytest.mark.parametrize("size", [4095, 4096, 4097, 65537, BIG])
 @pytest.mark.parametrize("like", ["normal", "rows", "equal", "nothing", "one", "steep"])
 def test_samples_that_tell_and_that_mislead(
     body: ModuleType, kind: str, size: int, like: str
@@ -86,6 +86,24 @@ def test_samples_that_tell_and_that_mislead(
     b = np.where(np.arange(size) % 3 == 0, rng.integers(-1, 2, size), 0).astype(np.float32)
     for k in (1, 655, size // 100, size // 4, size):
         check(body, kind, a, b, k)
+
+
+@BODIES
+@KINDS
+@pytest.mark.parametrize("size", [4096, 8191, BIG])
+@pytest.mark.parametrize("more", [-40, -3, 0, 3, 40])
+@pytest.mark.parametrize("steps", [1, 3, 1000])  # of changes: few of them have many equals
+def test_where_about_k_are_not_zero(
+    body: ModuleType, kind: str, size: int, more: int, steps: int
+) -> None:
+    """As what a server has changed by a worker's top-k: zeros fill up, or are left out."""
+    rng = np.random.default_rng(size + more)
+    k = size // 100
+    b = rng.integers(-100, 100, size).astype(np.float32)
+    a = b.copy() if kind == "difference" else -b
+    places = rng.choice(size, max(0, k + more), replace=False)
+    a[places] += rng.integers(1, 1 + steps, places.size) * rng.choice([-1, 1], places.size)
+    check(body, kind, a.astype(np.float32), b, k)
 
 
 @BODIES

@@ -53,9 +53,10 @@ def test_large_key_is_cut_into_chunks_on_alternating_servers() -> None:
 @pytest.mark.parametrize(("size", "sizes"), [
     (4100, [4100]),
     (32768, [32768]),
-    (32772, [32768, 4]),
+    (32772, [32772]),  # no chunk of 4 bytes
     (65536, [32768, 32768]),  # as large as a chunk: two halves
-    (65540, [32768, 32768, 4]),
+    (65540, [49152, 16388]),
+    (98304, [32768] * 3),
     (131072, [32768] * 4),  # twice: four halves
     (160000, [49152] * 3 + [12544]),  # a quarter is 40000, two edges and a bit: three
     (196608, [49152] * 4),  # three times: four of three edges
@@ -81,6 +82,13 @@ def test_chunks_of_the_default_size(mebibytes: int, count: int, size: int) -> No
     routing = Routing(2, config.chunk_bytes, config.slab_bytes, config.small_key_bytes)
     (placement,) = routing.declare([spec("w", mebibytes, 512, 512)])
     assert [piece.size for piece in placement.pieces] == [size] * count
+
+
+def test_key_of_little_more_than_three_half_chunks_is_three() -> None:
+    config = Config()
+    routing = Routing(1, config.chunk_bytes, config.slab_bytes, config.small_key_bytes)
+    (placement,) = routing.declare([spec("dense", 800, 500)])  # 3.05 times 512 KiB
+    assert [piece.size for piece in placement.pieces] == [540672, 540672, 518656]
 
 
 def test_chunk_goes_to_the_server_with_the_least_bytes() -> None:

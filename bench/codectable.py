@@ -24,6 +24,7 @@ CODECS: dict[str, Spec | None] = {
     "threshold": {"type": "threshold", "threshold": 2.5},
     "randomk": {"type": "randomk", "ratio": 0.1},
     "powersgd": {"type": "powersgd", "rank": 2},
+    "powersgd, rank 4": {"type": "powersgd", "rank": 4},
     # Without a momentum, so that what arrives is what was pushed; the work is the same.
     "dgc": {"type": "dgc", "ratio": 0.01, "momentum": 0.0},
     "f16, pulls too": {"type": "f16", "pull": "f16"},

@@ -27,6 +27,11 @@ class CompressionReports:
         """
         return self._core.compression_report()
 
+    @property
+    def _is_compressed(self) -> bool:
+        """Whether a gradient may be refused because it cannot be encoded."""
+        return self._core.client.compression is not None
+
     def _use_own(self, hyper: Mapping[str, Any]) -> None:
         """A trainer updates at the workers, with these hyper-parameters.
 

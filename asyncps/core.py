@@ -41,6 +41,8 @@ from asyncps.values import (
 
 CAPABILITIES = ("optimizer",)
 
+Coder = Callable[[Client, Call], Call]  # what is done to a call whose values are compressed
+
 
 class Core(RowCalls):
     """One store of one worker."""
@@ -120,7 +122,9 @@ class Core(RowCalls):
         check_text(unknown)
         await self.worker.look_up(self.client, unknown)
 
-    def push(self, plan: Plan, keys: Any, values: Any, priority: int, copy: bool) -> Call:
+    def push(
+        self, plan: Plan, keys: Any, values: Any, priority: int, copy: bool, coded: Coder = coded
+    ) -> Call:
         """Build a push."""
         self._check_push(plan)
         if plan.tables:
@@ -139,7 +143,9 @@ class Core(RowCalls):
             priority,
         )
 
-    def pushpull(self, plan: Plan, keys: Any, values: Any, out: Any, priority: int) -> Call:
+    def pushpull(
+        self, plan: Plan, keys: Any, values: Any, out: Any, priority: int, coded: Coder = coded
+    ) -> Call:
         """Build a pushpull; of row-sparse keys it returns the rows that it has pushed."""
         self._check_push(plan)
         if plan.tables and len(plan.tables) == len(plan.infos):

@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncps.parameters import Parameter
 from asyncps.values import Key
+from asyncps.wholecalls import Send
 
 # Values up to this size travel together, as the store keeps them together (`small_key_bytes`).
 _SMALL_BYTES = 32 * 1024
@@ -52,6 +53,7 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
 
     Raises:
         AsyncPSError: The first failure, when all have ended: until then arrays are being written.
+            One that a gradient is the cause of comes before anything is pushed.
     """
     if hasattr(store, "_use_own"):
         store._use_own(hyper)
@@ -64,15 +66,14 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
     handles: list[Any] = []
     lone = len(groups) + len(sparse) == 1  # a lone call is quicker when it blocks
     try:
-        handles.extend(
-            store.pushpull(
-                [each.key for each in group], [each.parameter.gradients() for each in group],
-                out=[each.places() for each in group], priority=group[0].priority,
-                async_op=not lone,
+        if not lone and hasattr(store, "_whole") and (sparse or store._is_compressed):
+            _begin_whole(store, groups, sparse, handles)
+        else:
+            handles.extend(
+                store.pushpull(*_sent(group), priority=group[0].priority, async_op=not lone)
+                for group in groups
             )
-            for group in groups
-        )
-        handles.extend(each.parameter.exchange_rows(store, each.priority) for each in sparse)
+            handles.extend(each.parameter.exchange_rows(store, each.priority) for each in sparse)
     except BaseException:
         with contextlib.suppress(Exception):
             _wait_for_all(handles)
@@ -81,6 +82,27 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
         _wait_for_all(handles)
     for each in travels:
         each.put()
+
+
+def _begin_whole(
+    store: Any, groups: Sequence[Sequence[Travel]], sparse: Sequence[Travel], handles: list[Any]
+) -> None:
+    """Begin all, or nothing: what may be refused is looked at before the first begins."""
+    sends = [Send(*_sent(group), group[0].priority) for group in groups]
+    sends += [Send(each.key, each.parameter.gradients(), None, each.priority) for each in sparse]
+    whole = store._whole(sends)
+    try:
+        handles.extend(whole.begin() for _ in groups)
+        for each in sparse:
+            whole.begin()
+            handles.append(each.parameter.begin_pull_rows(store, each.priority))
+    finally:
+        whole.drop()
+
+
+def _sent(group: Sequence[Travel]) -> tuple[list[Key], list[Any], list[Any]]:
+    return ([each.key for each in group], [each.parameter.gradients() for each in group],
+            [each.places() for each in group])
 
 
 def init_weights(store: Any, parameters: Sequence[Parameter]) -> None:

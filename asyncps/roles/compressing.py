@@ -150,22 +150,18 @@ class Compression:
             if rule.keys is None:
                 return
 
-    def encode(
-        self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool, *,
-        lent: bool = False, tables: Sequence[PushedRows] = (),
-    ) -> Coding:
-        """Encode what of a call's values is compressed, in their places.
+    def checked(
+        self, plan: Plan, large: list[Any], slabs: list[Any], pool: SharedPool, *,
+        tables: Sequence[PushedRows] = (),
+    ) -> Checked:
+        """Look at what of a call's values is to be encoded; nothing is encoded yet.
 
         Args:
             plan: Where the keys live.
-            large: Byte views of the large keys' values; those encoded become `CodedKey`, those that
-                will be as they are sent `LazyKey`.
-            slabs: Gathered rows; those encoded become `CodedRows`.
-            take: Gives memory that stays until the call has ended.
-            pool: Gives memory for less long.
-            lent: The values stay as they are until the call has ended, so that a chunk can be
-                encoded when it is sent.
-            tables: What is pushed of the row-sparse keys; those encoded get their `coded`.
+            large: Byte views of the large keys' values.
+            slabs: Gathered rows.
+            pool: Gives memory for a while.
+            tables: What is pushed of the row-sparse keys.
 
         Raises:
             TensorError: A value that is NaN or infinite, of a key whose rule does not skip these:
@@ -190,17 +186,51 @@ class Compression:
             some.check(self._rank)
         for each in sparse:
             each.check(self._rank)
+        return Checked(large, slabs, jobs, rows, sparse, self._seed)
+
+
+class Checked:
+    """What is to be encoded of one call's values, all of which may be.
+
+    Args:
+        large: Byte views of the large keys' values; those encoded become `CodedKey`, those that
+            will be as they are sent `LazyKey`.
+        slabs: Gathered rows; those encoded become `CodedRows`.
+        jobs, rows: What is encoded of them, and in which places.
+        sparse: What is pushed of row-sparse keys; those encoded get their `coded`.
+        seed: What random places are drawn for.
+    """
+
+    def __init__(
+        self, large: list[Any], slabs: list[Any], jobs: Sequence[tuple[int, Large]],
+        rows: Sequence[tuple[int, Rows]], sparse: Sequence[CodingRows], seed: tuple[str, int],
+    ) -> None:
+        self._large = large
+        self._slabs = slabs
+        self._jobs = jobs
+        self._rows = rows
+        self._sparse = sparse
+        self._seed = seed
+
+    def encode(self, take: Take, *, lent: bool = False) -> Coding:
+        """Encode it, in its places.
+
+        Args:
+            take: Gives memory that stays until the call has ended.
+            lent: The values stay as they are until the call has ended, so that a chunk can be
+                encoded when it is sent.
+        """
         coding = Coding()
         try:
-            for place, one in jobs:
-                large[place] = (
+            for place, one in self._jobs:
+                self._large[place] = (
                     one.skip() if one.skipped
                     else one.later(take, coding) if lent and one.may_wait
                     else one.encode(take, coding)
                 )
-            for place, some in rows:
-                slabs[place] = some.encode(take, coding, self._seed)
-            for each in sparse:
+            for place, some in self._rows:
+                self._slabs[place] = some.encode(take, coding, self._seed)
+            for each in self._sparse:
                 each.encode(take, coding)
         except BaseException:
             coding.put_back()

@@ -23,7 +23,11 @@ def checked(client: Client, call: Call) -> Call:
     While the store is saved or loaded nothing is encoded, and the call fails when it begins.
     """
     compression, outgoing = client.compression, call.outgoing
-    if compression is None or outgoing is None or not call.plan.coded:
+    if compression is None or outgoing is None:
+        return call
+    if compression.has_fresh:
+        compression.look(client.keys)
+    if not call.plan.coded:
         return call
     encoding = client.encodings.begin()
     still = client.still  # in this order: see `Encodings`

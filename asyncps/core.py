@@ -243,8 +243,8 @@ class Core(RowCalls):
         await self.flush()
         await self.worker.set_optimizer(self.client, chosen.name, chosen.hyper, keep=keep)
 
-    async def set_compression(self, spec: Any, keys: Any) -> None:
-        """Encode pushes of some keys from now on."""
+    async def set_compression(self, spec: Any, keys: Any, *, default: bool = False) -> None:
+        """Encode pushes of some keys from now on; by `default` those that no rule names."""
         self._check_open()
         words = codecs.checked(spec)
         self.client.check_rate(self.client.hyper, words)
@@ -252,9 +252,14 @@ class Core(RowCalls):
         named = keys
         if keys is not None and not isinstance(keys, str):
             named = list(as_keys(keys)[0])
+        if named == []:
+            raise ConfigError("compression of no keys", got="[]",
+                              expected="a pattern, a key, a list of keys, or None for all")
+        if default and self.client.compression is not None:
+            self.client.compression.check_default(words)
         check_text([named] if isinstance(named, str) else named or [])
         await self.flush()
-        await self.worker.set_compression(self.client, named, words)
+        await self.worker.set_compression(self.client, named, words, default=default)
 
     def compression_report(self) -> dict[Key, dict[str, Any]]:
         """Say of each key how it is sent, and what that came to."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from asyncps.parameters import Parameter
 from asyncps.values import Key
 from asyncps.wholecalls import Send
@@ -56,7 +58,7 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
             One that a gradient is the cause of comes before anything is pushed.
     """
     if hasattr(store, "_use_own"):
-        store._use_own(hyper)
+        store._use_own(hyper, [each.key for each in travels if not each.weights])
     sparse = [each for each in travels if each.parameter.sparse]
     dense = [each for each in travels if not each.parameter.sparse]
     small = [each for each in dense if each.parameter.nbytes <= _SMALL_BYTES]
@@ -106,13 +108,29 @@ def _sent(group: Sequence[Travel]) -> tuple[list[Key], list[Any], list[Any]]:
 
 
 def init_weights(store: Any, parameters: Sequence[Parameter]) -> None:
-    """Make the keys of parameters, with rank 0's weights if they are not there yet."""
+    """Make the keys of parameters, with rank 0's weights if they are not there, and pull all."""
     dense = [parameter for parameter in parameters if not parameter.sparse]
     if dense:
         store.init([each.key for each in dense], [each.read_weights()[0] for each in dense])
     for parameter in parameters:
         if parameter.sparse:
             parameter.begin_rows(store)
+    take_weights(store, parameters)
+
+
+def init_sums(store: Any, parameters: Sequence[Parameter], names: Mapping[Key, Key]) -> None:
+    """Make the keys under which gradients are summed.
+
+    Args:
+        store: Where.
+        parameters: Whose gradients; those of fixed ones are not summed.
+        names: The parameter's key of each of these keys, in the parameters' order.
+    """
+    if hasattr(store, "_let_stand"):
+        store._let_stand(names)
+    if names:
+        store.init(list(names), [np.zeros(each.shape, each.dtype) for each in parameters
+                                 if not each.fixed])
 
 
 def take_weights(store: Any, parameters: Sequence[Parameter]) -> None:
@@ -127,12 +145,13 @@ def take_weights(store: Any, parameters: Sequence[Parameter]) -> None:
 
 
 def assign_weights(store: Any, parameters: Sequence[Parameter]) -> None:
-    """Let the store have rank 0's weights; all workers call it between the same two steps."""
+    """Let all have rank 0's weights; all workers call it between the same two steps."""
     store.barrier()  # nobody is in a step any more
     if store.rank == 0:
         for parameter in parameters:
             parameter.assign(store)
     store.barrier()
+    take_weights(store, parameters)
 
 
 def _wait_for_all(handles: list[Any]) -> None:

@@ -82,7 +82,7 @@ class Large:
         wide = self._widened()
         try:
             g = _floats(self._view) if wide is None else wide.view(np.float32)
-            self.skipped = is_skipped(self._coder, g, self._info.key, rank,
+            self.skipped = is_skipped(self._coder, g, self._info.told, rank,
                                       skip=self._rule.skips, codec=self.codec)
         finally:
             if wide is not None:
@@ -227,7 +227,7 @@ class Rows:
         for place, (info, coder, row) in enumerate(
             zip(self._infos, self._coders, self._rows(), strict=True)
         ):
-            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips, codec=self._codec):
+            if is_skipped(coder, row, info.told, rank, skip=self._rule.skips, codec=self._codec):
                 self._skipped.add(place)
 
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncps.errors import NotYetError
+from asyncps.errors import ConfigError, NotYetError
 from asyncps.protocol.messages import Key
 from asyncps.roles.coders import Coders
 from asyncps.roles.coding import Coding, Large, Rows
 from asyncps.roles.codingrows import CodingRows, PushedRows
 from asyncps.roles.momenta import check_momentum
 from asyncps.roles.rates import Rates
-from asyncps.roles.rules import Keys, Rule, Words
+from asyncps.roles.rules import Keys, Rule, Words, differing
 from asyncps.tensor import dtypes
 from asyncps.tensor.codecs import Stateful, Take
 from asyncps.tensor.feedback import KeyCoder
@@ -54,15 +54,60 @@ class Compression:
         self._seed = (job, store)
         self.rates = Rates()
         self._rules: list[Rule] = []
+        self._fresh: list[Rule] = []  # that nothing was pushed by yet
+        self._by_key: dict[Key, Rule | None] = {}  # what was found of them
         self._coders = Coders(threads)
 
-    def add(self, keys: Keys, words: Words) -> None:
+    def add(self, keys: Keys, words: Words, *, default: bool = False) -> None:
         """Add a rule; of several that name a key the last one counts.
 
         What a key has not sent stays, whatever its codec was.
+
+        Args:
+            keys, words: As `Rule` has them.
+            default: It is of all keys, and all others go before it.
         """
-        self._rules = [rule for rule in self._rules if rule.keys != keys]
-        self._rules.append(Rule(keys, words, self._workers))
+        rule = Rule(keys, words, self._workers)
+        if default and (self._of_all is None or self._of_all.words != words):
+            self._rules = [rule, *[each for each in self._rules if each.keys is not None]]
+        elif not default:
+            self._rules = [*[each for each in self._rules if each.keys != keys], rule]
+            self._fresh.append(rule)
+        self._by_key.clear()
+
+    @property
+    def _of_all(self) -> Rule | None:
+        return next((rule for rule in self._rules if rule.keys is None), None)
+
+    def check_default(self, words: Words) -> None:
+        """Refuse other words for all keys than those that there are.
+
+        Raises:
+            ConfigError: It names both.
+        """
+        there = self._of_all
+        if there is not None and there.words != words:
+            raise ConfigError(
+                "compression_params of a trainer beside other words for all keys of its store",
+                expected=f"{differing(there.words, words)}; or set_gradient_compression before, "
+                "which changes them; or a rule by key, which goes before",
+                got=differing(words, there.words))
+
+    def look(self, infos: Mapping[Key, KeyInfo]) -> None:
+        """Warn of words that no key is named by; to be called before the first push.
+
+        Args:
+            infos: All keys.
+        """
+        fresh, self._fresh = self._fresh, []
+        for rule in fresh if self._rank == 0 else ():
+            if rule in self._rules:
+                rule.warn_of_nobody([info.told for info in infos.values()])
+
+    @property
+    def has_fresh(self) -> bool:
+        """Whether a rule was added since `look` was called."""
+        return bool(self._fresh)
 
     @property
     def is_set(self) -> bool:
@@ -75,7 +120,7 @@ class Compression:
 
     def rule_of(self, info: KeyInfo) -> tuple[Rule | None, str]:
         """Return the rule by which a key is encoded; or None, and why it goes dense."""
-        rule = self._rule(info.key)
+        rule = self._rule(info.told)
         if rule is None:
             return None, "no compression is set for it"
         dtype = dtypes.by_name(info.spec.dtype)
@@ -96,7 +141,25 @@ class Compression:
         return rule, ""
 
     def _rule(self, key: Key) -> Rule | None:
-        return next((rule for rule in reversed(self._rules) if rule.names(key)), None)
+        if key not in self._by_key:
+            self._by_key[key] = next(
+                (rule for rule in reversed(self._rules) if rule.names(key)), None)
+        return self._by_key[key]
+
+    def check_sums(self, infos: Sequence[KeyInfo]) -> None:
+        """Refuse sums of gradients of which only changes are to be pulled.
+
+        Raises:
+            ConfigError: A sum has little to do with the one before; more, or less, than was pushed
+                would be applied.
+        """
+        for info in infos:
+            rule = self._rule(info.told)
+            if rule is not None and rule.changes is not None:
+                raise ConfigError(
+                    f"pull=True of compression {rule.codec.name}, for key {info.told!r}, beside a "
+                    "trainer that updates at the workers: what they pull are sums",
+                    expected="pull=None, or update_on_kvstore=True", got="pull=True")
 
     def check_tables(self, infos: Sequence[KeyInfo]) -> None:
         """Refuse row-sparse keys that were asked for by name with a codec of dense keys.
@@ -105,7 +168,7 @@ class Compression:
             NotYetError: There is one.
         """
         for info in infos:
-            rule = self._rule(info.key) if info.is_table else None
+            rule = self._rule(info.told) if info.is_table else None
             if rule and rule.keys is not None and isinstance(rule.codec, Stateful):
                 raise NotYetError(f"{rule.codec.name} of row-sparse keys ({info.key!r}) is not "
                                   "there yet")

@@ -17,13 +17,17 @@ def gains(
 ) -> dict[Key, dict[str, Any]]:
     """Say of each key how it is sent, and what that came to.
 
+    A trainer that updates at the workers pushes gradients under keys of its own: what is said of
+    these is said of the parameter's key, which is not pushed.
+
     Args:
         compression: The rules and what was encoded by them.
         infos: The keys.
         link_bytes_s: How fast the links to the servers are, None while that is unknown.
     """
     found: dict[Key, dict[str, Any]] = {}
-    for info in infos if compression.is_set else ():
+    every = sorted(infos, key=lambda info: info.told != info.key) if compression.is_set else ()
+    for info in every:
         rule, why = compression.rule_of(info)
         told: dict[str, Any] = {"codec": "dense" if rule is None else rule.codec.name}
         if rule is None:
@@ -39,5 +43,5 @@ def gains(
                 "link_bytes_s": link_bytes_s,
                 "paid": coder.paid(link_bytes_s) if coder else None,
             }
-        found[info.key] = told
+        found[info.told] = told
     return found

@@ -93,13 +93,18 @@ class RemoteUnit:
 
 
 class KeyInfo:
-    """A key as this worker knows it."""
+    """A key as this worker knows it.
 
-    __slots__ = ("dtype", "is_table", "key", "nbytes", "pieces", "shape", "spec")
+    Attributes:
+        told: The key that its user knows it by: rules, reports and errors of compression speak of
+            that one. Another than `key` for a gradient that a trainer has made a key of.
+    """
+
+    __slots__ = ("dtype", "is_table", "key", "nbytes", "pieces", "shape", "spec", "told")
 
     def __init__(self, spec: KeySpec, pieces: list[tuple[RemoteUnit, Piece]]) -> None:
         self.spec = spec
-        self.key = spec.key
+        self.key = self.told = spec.key
         self.shape = tuple(spec.shape)
         self.dtype = dtypes.numpy_dtype(spec.dtype)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * spec.itemsize

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,7 +15,10 @@ from asyncps.tensor import codecs
 from asyncps.tensor.codecs import Stateful
 from asyncps.tensor.feedback import KeyCoder, Rate
 
+log = logging.getLogger(__name__)
+
 Words = dict[str, Any]  # as `codecs.checked` returns them
+_SHOWN = 5  # keys that a warning lists
 Keys = None | str | list[Key]  # all, a pattern of str keys, or these
 
 
@@ -26,6 +31,12 @@ def check_store(config: StoreConfig, words: Words) -> None:
     if words["pull"] is True and bound_of(config) != 0:
         raise NotYetError(f"pull=True in a store of type {config.type} is not there yet: it is of "
                           "dist_sync")
+
+
+def differing(words: Words, others: Words) -> str:
+    """Return of these words the type, and what others have not or have otherwise."""
+    return ", ".join(f"{name}={value!r}" for name, value in words.items()
+                     if name == "type" or others.get(name, name) != value)
 
 
 class Rule:
@@ -53,3 +64,24 @@ class Rule:
         if isinstance(self.keys, str):
             return isinstance(key, str) and fnmatchcase(key, self.keys)
         return any(type(key) is type(one) and key == one for one in self.keys)
+
+    def warn_of_nobody(self, there: Sequence[Key]) -> None:
+        """Warn if it names no key, or a key of its list is none.
+
+        Args:
+            there: The keys of the store.
+        """
+        if self.keys is None or (isinstance(self.keys, str) and any(map(self.names, there))):
+            return
+        listed = self.keys if isinstance(self.keys, list) else ()
+        nobody = [one for one in listed
+                  if not any(type(key) is type(one) and key == one for key in there)]
+        if listed and not nobody:
+            return
+        said = ", ".join(map(repr, nobody[:_SHOWN])) or repr(self.keys)
+        patterns = any(isinstance(one, str) and set(one) & set("*?[") for one in nobody)
+        log.warning(
+            "compression %s is set for keys that this store does not have: %s%s; it has %d keys: "
+            "%s%s", self.codec.name, said,
+            " (in a list each is a key, and no pattern)" if patterns else "", len(there),
+            ", ".join(map(repr, there[:_SHOWN])), ", ..." if len(there) > _SHOWN else "")

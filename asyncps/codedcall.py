@@ -50,6 +50,11 @@ def checked(client: Client, call: Call) -> Call:
 
 def encode(call: Call) -> Call:
     """Encode what was found to be right; it counts as under way until the call begins or ends."""
+    if call.plan.dense:  # for the report
+        pushed = call.contributions if isinstance(call, TableCall) else ()
+        rows = {each.info.key: len(each.values) for each in pushed}
+        for info in call.plan.dense:
+            info.dense_bytes += rows.get(info.key, 0) if info.is_table else info.nbytes
     found, outgoing, encoding = call.checked, call.outgoing, call.encoding
     if found is None or outgoing is None or encoding is None:
         return call

@@ -23,11 +23,12 @@ class CompressionReports:
         """Return plain data by key: how its pushes travel, and what that came to.
 
         Of each key that this worker knows, once a compression is set: `codec`, its name or "dense";
-        `why`, of a dense one; `bytes_before` and `bytes_sent`, of the values that were encoded and
-        of what they became; `error_norm`, the l2 norm of what was not sent yet; `encode_s`, seconds
-        spent encoding; `skipped`, pushes that were not finite; `link_bytes_s`, bytes a second of
-        the links to the servers while these were busy, None while unknown; `paid`, whether the
-        bytes saved would have taken longer there than encoding did, None while unknown.
+        `why`, of a dense one; `bytes_before` and `bytes_sent`, of the values that were pushed and
+        of what they became; `error_norm`, the l2 norm of what was not sent yet. Of one with a codec
+        `encode_s` too, seconds spent encoding; `skipped`, pushes that were not finite;
+        `link_bytes_s`, bytes a second of the links to the servers while these were busy, None while
+        unknown; `paid`, whether the bytes saved would have taken longer there than encoding did,
+        None while unknown.
         """
         return self._core.compression_report()
 

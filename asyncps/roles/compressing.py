@@ -73,7 +73,7 @@ class Compression:
         elif not default:
             self._rules = [*[each for each in self._rules if each.keys != keys], rule]
             self._fresh.append(rule)
-        self._by_key.clear()
+        self._by_key = {}  # behind the rules, and another: callers' threads fill it
 
     @property
     def _of_all(self) -> Rule | None:
@@ -141,10 +141,10 @@ class Compression:
         return rule, ""
 
     def _rule(self, key: Key) -> Rule | None:
-        if key not in self._by_key:
-            self._by_key[key] = next(
-                (rule for rule in reversed(self._rules) if rule.names(key)), None)
-        return self._by_key[key]
+        found = self._by_key  # before the rules: what is found of old ones is not found again
+        if key not in found:
+            found[key] = next((rule for rule in reversed(self._rules) if rule.names(key)), None)
+        return found[key]
 
     def check_sums(self, infos: Sequence[KeyInfo]) -> None:
         """Refuse sums of gradients of which only changes are to be pulled.

@@ -29,15 +29,17 @@ def gains(
     every = sorted(infos, key=lambda info: info.told != info.key) if compression.is_set else ()
     for info in every:
         rule, why = compression.rule_of(info)
+        coder = compression.coder_of(info.key)
         told: dict[str, Any] = {"codec": "dense" if rule is None else rule.codec.name}
         if rule is None:
             told["why"] = why
-        else:
-            coder = compression.coder_of(info.key)
+        told |= {
+            "bytes_before": info.dense_bytes + (coder.before_bytes if coder else 0),
+            "bytes_sent": info.dense_bytes + (coder.sent_bytes if coder else 0),
+            "error_norm": coder.error_norm() if coder else 0.0,
+        }
+        if rule is not None:
             told |= {
-                "bytes_before": coder.before_bytes if coder else 0,
-                "bytes_sent": coder.sent_bytes if coder else 0,
-                "error_norm": coder.error_norm() if coder else 0.0,
                 "encode_s": coder.encode_s if coder else 0.0,
                 "skipped": coder.skipped if coder else 0,
                 "link_bytes_s": link_bytes_s,

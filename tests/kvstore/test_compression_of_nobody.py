@@ -42,7 +42,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, *rules: Any, workers: int = 1)
 @pytest.mark.parametrize("keys", [[], ()])
 def test_an_empty_list_is_refused(keys: Any) -> None:
     def work(store: KVStore) -> None:
-        with pytest.raises(ConfigError, match="compression of no keys.*expected a pattern, a key"):
+        with pytest.raises(ConfigError, match=r"compression of no keys.*expected a pattern, a key"):
             store.set_gradient_compression({"type": "topk"}, keys=keys)
         assert store.compression_report() == {}
 

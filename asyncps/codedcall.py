@@ -27,7 +27,7 @@ def checked(client: Client, call: Call) -> Call:
         return call
     if compression.has_fresh:
         compression.look(client.keys)
-    if not call.plan.coded:
+    if not (call.plan.coded or compression.ends_some(call.plan)):
         return call
     encoding = client.encodings.begin()
     still = client.still  # in this order: see `Encodings`

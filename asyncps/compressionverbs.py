@@ -79,13 +79,15 @@ class CompressionVerbs(CompressionReports):
     _runtime: Runtime
 
     def set_gradient_compression(
-        self, compression_params: Mapping[str, Any], keys: Any = None
+        self, compression_params: Mapping[str, Any] | None, keys: Any = None
     ) -> None:
         """Send pushes of some keys in fewer bytes; every worker calls this with the same words.
 
         Args:
             compression_params: `type` is f16, bf16, int8, 1bit, 2bit, onebit, topk, threshold,
-                randomk, dgc or powersgd; beside it options: see docs/compression.md. With `pull`
+                randomk, dgc or powersgd; beside it options: see docs/compression.md. "none", or
+                None: these keys travel as they are, and what they have kept goes with the next push
+                of each. With `pull`
                 "f16" or "bf16" the answers of pull and pushpull of float32 keys take half their
                 bytes, and `out` holds the nearest such value, as float32. With `pull` True (topk,
                 threshold, randomk, dgc; in dist_sync) they bring changes only, and `out` holds what
@@ -121,7 +123,7 @@ class AsyncCompressionVerbs(CompressionReports):
     """The verb of `AsyncKVStore`."""
 
     async def set_gradient_compression(
-        self, compression_params: Mapping[str, Any], keys: Any = None
+        self, compression_params: Mapping[str, Any] | None, keys: Any = None
     ) -> None:
         """As `KVStore.set_gradient_compression`."""
         await self._core.set_compression(compression_params, keys)
@@ -133,7 +135,7 @@ class LocalCompressionVerbs:
     type: str
 
     def set_gradient_compression(
-        self, compression_params: Mapping[str, Any], keys: Any = None
+        self, compression_params: Mapping[str, Any] | None, keys: Any = None
     ) -> NoReturn:
         """Refuse it: nothing is sent here, so nothing can be sent in fewer bytes.
 

@@ -187,7 +187,7 @@ class Core(RowCalls):
     ) -> None:
         """Take the lane if that may be; the call has ended, or goes on over the loop."""
         shortcut = self.shortcut
-        if shortcut is None or call.plan.lone is None:
+        if shortcut is None or call.plan.lone is None or call.encoding is not None:
             self.begin(call, on_loop)
             return
         with shortcut.held():

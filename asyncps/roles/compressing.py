@@ -17,6 +17,7 @@ from asyncps.protocol.messages import Key
 from asyncps.roles.coders import Coders
 from asyncps.roles.coding import Coding, Large, Rows
 from asyncps.roles.codingrows import CodingRows, PushedRows
+from asyncps.roles.ending import Last, Place, lasts_of, send_lasts
 from asyncps.roles.momenta import check_momentum
 from asyncps.roles.rates import Rates
 from asyncps.roles.rules import Keys, Rule, Words, differing
@@ -121,7 +122,7 @@ class Compression:
     def rule_of(self, info: KeyInfo) -> tuple[Rule | None, str]:
         """Return the rule by which a key is encoded; or None, and why it goes dense."""
         rule = self._rule(info.told)
-        if rule is None:
+        if rule is None or (rule.ends and not self._keeps_rows(info)):
             return None, "no compression is set for it"
         dtype = dtypes.by_name(info.spec.dtype)
         if dtype.sum != np.float32:
@@ -145,6 +146,27 @@ class Compression:
         if key not in found:
             found[key] = next((rule for rule in reversed(self._rules) if rule.names(key)), None)
         return found[key]
+
+    def _keeps_rows(self, info: KeyInfo) -> bool:
+        """Tell whether something is left of a row-sparse key's rows, which takes many pushes."""
+        coder = self._coders.get(info.key)
+        return isinstance(coder, RowCoder) and len(coder.rests) > 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a rule ends the compression of some keys."""
+        return any(rule.ends for rule in self._rules)
+
+    def last_of(self, info: KeyInfo) -> Last | None:
+        """Return what takes along what a dense key has kept, if its compression has ended."""
+        rule, coder = self._rule(info.told), self._coders.get(info.key)
+        if rule is None or not rule.ends or coder is None or info.is_table:
+            return None
+        return None if coder.residual is None else Last(info, coder)
+
+    def ends_some(self, plan: Plan) -> bool:
+        """Tell whether a push of these keys takes along what one has kept."""
+        return self.has_ended and any(self.last_of(info) is not None for info in plan.dense)
 
     def check_sums(self, infos: Sequence[KeyInfo]) -> None:
         """Refuse sums of gradients of which only changes are to be pulled.
@@ -249,7 +271,8 @@ class Compression:
             some.check(self._rank)
         for each in sparse:
             each.check(self._rank)
-        return Checked(large, slabs, jobs, rows, sparse, self._seed)
+        lasts = lasts_of(plan, self.last_of) if self.has_ended else []
+        return Checked(large, slabs, jobs, rows, sparse, lasts, self._seed)
 
 
 class Checked:
@@ -261,18 +284,21 @@ class Checked:
         slabs: Gathered rows; those encoded become `CodedRows`.
         jobs, rows: What is encoded of them, and in which places.
         sparse: What is pushed of row-sparse keys; those encoded get their `coded`.
+        lasts: What goes as it is, with what was kept of it.
         seed: What random places are drawn for.
     """
 
     def __init__(
         self, large: list[Any], slabs: list[Any], jobs: Sequence[tuple[int, Large]],
-        rows: Sequence[tuple[int, Rows]], sparse: Sequence[CodingRows], seed: tuple[str, int],
+        rows: Sequence[tuple[int, Rows]], sparse: Sequence[CodingRows],
+        lasts: Sequence[Place], seed: tuple[str, int],
     ) -> None:
         self._large = large
         self._slabs = slabs
         self._jobs = jobs
         self._rows = rows
         self._sparse = sparse
+        self._lasts = lasts
         self._seed = seed
 
     def encode(self, take: Take, *, lent: bool = False) -> Coding:
@@ -295,6 +321,7 @@ class Checked:
                 self._slabs[place] = some.encode(take, coding, self._seed)
             for each in self._sparse:
                 each.encode(take, coding)
+            send_lasts(self._lasts, self._large, self._slabs, take, coding)
         except BaseException:
             coding.put_back()
             raise

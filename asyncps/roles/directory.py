@@ -140,7 +140,8 @@ class Directory:
         Raises:
             ConfigError: It names both.
         """
-        if words is not None and codecs.KINDS[words["type"]].owns_momentum:
+        kind = None if words is None else codecs.KINDS.get(words["type"])
+        if words is not None and kind is not None and kind.owns_momentum:
             check_momentum(hyper, words)
         if self.compression is not None:
             self.compression.check_momentum(hyper)

@@ -30,6 +30,8 @@ def gains(
     for info in every:
         rule, why = compression.rule_of(info)
         coder = compression.coder_of(info.key)
+        if rule is not None and rule.ends:
+            rule, why = None, "its compression has ended; what rows keep goes with their next push"
         told: dict[str, Any] = {"codec": "dense" if rule is None else rule.codec.name}
         if rule is None:
             told["why"] = why

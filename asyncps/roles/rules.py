@@ -12,8 +12,9 @@ from asyncps.protocol.messages import Key, StoreConfig
 from asyncps.roles.landing import FLAGS
 from asyncps.roles.plan import bound_of
 from asyncps.tensor import codecs
-from asyncps.tensor.codecs import Stateful
+from asyncps.tensor.codecs import Codec, Stateful
 from asyncps.tensor.feedback import KeyCoder, Rate
+from asyncps.tensor.rowfeedback import AsIs
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,9 @@ class Rule:
         self.words = words
         self.feedback = bool(words["error_feedback"])
         self.skips = words["nonfinite"] == "skip"
-        self.codec = codecs.made(words, workers)  # of all its keys: slabs of these travel as one
+        self.ends = words["type"] == codecs.NONE  # their compression
+        # Of all its keys: slabs of these travel as one.
+        self.codec: Codec = AsIs() if self.ends else codecs.made(words, workers)
         self.pull = FLAGS.get(words["pull"], 0)  # how answers of its float32 keys travel
         self.changes = codecs.made_for_changes(words)  # or by what codec, and how much
 
@@ -82,6 +85,6 @@ class Rule:
         patterns = any(isinstance(one, str) and set(one) & set("*?[") for one in nobody)
         log.warning(
             "compression %s is set for keys that this store does not have: %s%s; it has %d keys: "
-            "%s%s", self.codec.name, said,
+            "%s%s", self.words["type"], said,
             " (in a list each is a key, and no pattern)" if patterns else "", len(there),
             ", ".join(map(repr, there[:_SHOWN])), ", ..." if len(there) > _SHOWN else "")

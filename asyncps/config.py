@@ -156,9 +156,9 @@ class Config:
         if self.on_worker_lost not in ("fail", "continue"):
             raise ConfigError("unknown on_worker_lost", expected="fail or continue",
                               got=repr(self.on_worker_lost))
-        for name in ("num_workers", "num_servers"):
-            if not 1 <= getattr(self, name) <= 4096:
-                raise ConfigError(f"{name} is out of range", expected="1 to 4096",
+        for name, least in (("num_workers", 1), ("num_servers", 0)):
+            if not least <= getattr(self, name) <= 4096:
+                raise ConfigError(f"{name} is out of range", expected=f"{least} to 4096",
                                   got=getattr(self, name))
         total = {"worker": self.num_workers, "server": self.num_servers, "scheduler": 1}
         if self.role and self.rank is not None and not 0 <= self.rank < total[self.role]:

@@ -4,8 +4,8 @@
     python bench/collectives.py --passes 3 --out F    as for docs/BENCHMARKS.md
 
 Within a pass and a number of ranks the systems take turns case by case; ratios are of one pass.
-Every sum is verified before and after its timed rounds. "bus" is what nccl-tests call bus bandwidth:
-bytes * 2*(ranks - 1)/ranks / time, what each rank's link has to carry whatever the algorithm.
+Every sum is verified before and after its timed rounds. "bus" is what nccl-tests call bus
+bandwidth: bytes * 2*(ranks - 1)/ranks / time, what each rank's link has to carry at least.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import harness
 from compare import records
 
 sys.path.insert(0, str(harness.PEERS))
-import procs  # noqa: E402
-from run import MPI_MCA, MPIRUN, machine_lock  # noqa: E402
+import procs
+from run import MPI_MCA, MPIRUN, machine_lock
 
 GROUPS = ["4K", "64K", "1M", "many1000", "16M", "resnet18", "100M"]
 WORLDS = (2, 4)
@@ -104,7 +104,8 @@ def table(out: Path) -> None:
             each = ratios(found, system, op, world, case)
             if each:
                 holds = "holds" if statistics.median(each) >= target else "MISSED"
-                print(f"| {world} | {case} | {system} {op} | {target:g} | {shown(each)} | {holds} |")
+                print(f"| {world} | {case} | {system} {op} | {target:g} | {shown(each)} | "
+                      f"{holds} |")
 
 
 def ratios(

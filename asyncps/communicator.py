@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from asyncps.errors import (
 from asyncps.fusing import Fusing, Kind
 from asyncps.plainobjects import check_size, packed, unpacked
 from asyncps.roles.made import MAX_NAME, Op, Verb
+from asyncps.roles.report import ending_of, ends_by_exception
 from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.worker import Worker
 from asyncps.tensor import dtypes
@@ -80,6 +82,7 @@ class Communicator:
     def _open(cls, settings: Config, clustered: bool = True) -> Self:
         runtime = Runtime(loop_factory(settings))
         scope = Scope(runtime.spawn)
+        ending = ending_of(settings) if clustered else None
 
         async def join() -> Worker:
             config, network = settings, real_network()
@@ -92,16 +95,31 @@ class Communicator:
             return worker
 
         def release() -> None:
+            atexit.unregister(at_exit)
             try:
                 runtime.run(scope.close)
             finally:
                 runtime.close()
 
+        def at_exit() -> None:
+            """A normal exit leaves for good; after an uncaught exception others hear of a loss."""
+            if runtime.forked:
+                return
+            if ends_by_exception():
+                runtime.close()
+            else:
+                worker.node.ending = ending
+                opened.close()
+
         try:
-            return cls(runtime.run(join), runtime, release)
+            worker = runtime.run(join)
+            opened = cls(worker, runtime, release)
         except BaseException:
             release()
             raise
+        runtime.sockets.append(worker.sockets)
+        atexit.register(at_exit)
+        return opened
 
     # ---- facts ----
 
@@ -283,7 +301,7 @@ class Communicator:
 
     def close(self) -> None:
         """Leave the job; what this rank was called for arrives first."""
-        if not self._fusing.closed:
+        if not self._fusing.closed and not self._runtime.forked:
             self.flush()
             self._fusing.closed = True
             self._release()

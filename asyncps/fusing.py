@@ -58,6 +58,7 @@ class Fusing:
         self._pending_bytes = 0
         self._ahead_bytes = 0  # of calls that travelled at once and have not ended
         self._names: set[str] = set()  # under way
+        self._most_ahead_bytes = _MOST_AHEAD_BYTES
         self._at_once_bytes = AT_ONCE_BYTES // max(1, world - 1)
         self.closed = False
 
@@ -106,7 +107,7 @@ class Fusing:
         handles, self._pending = self._pending, []
         size, self._pending_bytes = self._pending_bytes, 0
         if handles:
-            small = self._ahead_bytes + size <= _MOST_AHEAD_BYTES
+            small = self._ahead_bytes + size <= self._most_ahead_bytes
             self._make(self._kind, handles, [], small=small)
 
     def _make(

@@ -1,0 +1,129 @@
+"""What calls keep: nothing once they have ended, and little of ranks that are ahead."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncps.communicator import Communicator
+from asyncps.errors import ClosedError
+from tests.support.group import group
+from tests.support.processes import ProcessGroup, clean_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_ended_calls_leave_nothing_behind() -> None:
+    def work(comm: Communicator) -> None:
+        for step in range(400):
+            handles = [comm.all_reduce(np.ones(9 + step % 5, np.float32), async_op=True)
+                       for _ in range(10)]
+            handles.append(comm.all_reduce(np.ones(5, np.int64), name=f"named {step}",
+                                           async_op=True))
+            if step % 40 == 0:
+                comm.all_reduce(np.ones(600_000 + step, np.float32))
+                comm.all_gather(np.ones((comm.rank, 3)))
+            for handle in handles:
+                handle.wait()
+        comm.barrier()
+
+    with group(3) as three:
+        three.run(work)
+        three.run(lambda comm: comm.barrier())
+        for comm in three.ranks:
+            calls = comm._fusing
+            made = calls._collecting
+            left = [calls._names, calls._pending, calls._ahead_bytes, made._made, made._open,
+                    made._running]
+            assert not any(left), left
+            assert made.sets[0].matching.is_idle
+            assert all(peer.ahead_bytes == 0 for peer in made.peers.values())
+            assert all(len(peer._kept) <= 16 for peer in made.peers.values())
+
+
+def test_a_rank_that_sends_nothing_ahead_goes_with_those_that_do() -> None:
+    """Groups are the same, but of one rank the arrays did not come with its word."""
+    with group(3) as three:
+        three.ranks[1]._fusing._most_ahead_bytes = 0
+
+        def work(comm: Communicator) -> None:
+            handles = [comm.all_reduce(np.full(7, i + comm.rank, np.float32), async_op=True)
+                       for i in range(50)]
+            for i, handle in enumerate(handles):
+                assert (handle.wait() == 3 * i + 3).all()
+            rows = comm.all_gather(np.full((comm.rank + 1, 2), comm.rank, np.int64))
+            assert rows[:, 0].tolist() == [0, 1, 1, 2, 2, 2]
+            for root in range(3):
+                x = np.full(3, comm.rank, np.float32)
+                comm.broadcast(x, root)
+                assert (x == root).all()
+            got = comm.reduce_scatter(np.ones((5, 2), np.float32))
+            assert got.shape == ((2, 2, 1)[comm.rank], 2)
+            assert (got == 3).all()
+
+        three.run(work)
+
+
+def test_ranks_far_ahead_send_no_more_than_may_lie_there() -> None:
+    """Rank 1 comes late to 80 MiB of small calls, which the others have made and wait for."""
+    with group(2) as two:
+        def work(comm: Communicator) -> None:
+            if comm.rank == 1:
+                peer = comm._fusing._collecting.peers[0]
+                while peer.ahead_bytes < 20 << 20:
+                    os.sched_yield()
+            handles = [comm.all_reduce(np.full(64_000, i, np.float32), async_op=True)
+                       for i in range(320)]
+            for i, handle in enumerate(handles):
+                assert (handle.wait() == 2 * i).all()
+
+        two.run(work)
+
+
+def test_a_forked_child_has_no_communicator() -> None:
+    with group(2) as two:
+        comm = two.ranks[0]
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                comm.all_reduce(np.ones(3))
+            except ClosedError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        for got in two.run(lambda comm: comm.all_reduce(np.ones(3))):
+            assert (got == 2).all()
+
+
+SCRIPT = """
+import sys
+import numpy as np
+from asyncps.communicator import Communicator
+comm = Communicator.from_env()
+x = comm.all_reduce(np.ones(3))
+print("rank", comm.rank, "has", x.tolist(), flush=True)
+if sys.argv[1] == "raise" and comm.rank == 1:
+    raise ValueError("of the user's own")
+if sys.argv[1] == "raise":
+    comm.all_reduce(np.ones(3))
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("end", 0), ("raise", 1)])
+def test_an_exit_without_close(processes: ProcessGroup, how: str, code: int) -> None:
+    launch = processes.asyncps(
+        "launch", "-n", "2", "-s", "0", "--", sys.executable, "-c", SCRIPT, how,
+        env=clean_environment(), cwd=ROOT,
+    )  # fmt: skip
+    assert launch.wait(30) == code, launch.output
+    assert "rank 0 has [2.0, 2.0, 2.0]" in launch.output
+    if how == "raise":
+        assert "WorkerLost" in launch.output, launch.output
+    else:
+        assert "lost" not in launch.output, launch.output

@@ -14,6 +14,7 @@ from asyncps.later import LATER_NAMES
 from asyncps.localcluster import LocalCluster
 from asyncps.localstore import LocalStore
 from asyncps.tensor.rowsparse import RowSparse
+from asyncps.ticket import JobTicket
 from asyncps.trainer import Trainer
 
 
@@ -30,6 +31,7 @@ __all__ = [
     "AsyncKVStore",
     "Config",
     "Handle",
+    "JobTicket",
     "KVStore",
     "LocalCluster",
     "LocalStore",

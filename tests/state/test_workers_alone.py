@@ -62,7 +62,7 @@ def test_a_server_has_no_place() -> None:
     assert (refusal.message, refusal.expected) == ("this job has no server 0", "no servers")
 
 
-# ---- the barrier of the job itself ----------------------------------------------------------------
+# ---- the barrier of the job itself ---------------------------------------------------------------
 
 
 def test_barrier_of_the_job_needs_no_store_and_waits_for_all() -> None:

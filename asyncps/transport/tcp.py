@@ -198,7 +198,8 @@ class Listener:
 
     def sockets(self) -> list[Any]:
         """Return the listening sockets, and those of connections that are not proven."""
-        listening = [] if self._server is None else self._server.sockets
+        servers = [] if self._server is None else self._server.sockets
+        listening = [getattr(sock, "_sock", sock) for sock in servers]  # the standard loop wraps it
         found = [connection.socket() for connection in self._unproven]
         return [*listening, *(sock for sock in found if sock is not None)]
 

@@ -57,6 +57,8 @@ def place_in(environ: Mapping[str, str]) -> Place:
         place = read(env)
         if place is not None:
             return _checked(place)
+    if "SLURM_PROCID" in env:
+        raise ConfigError("a batch script of Slurm is no rank", expected="srun python ...")
     raise ConfigError("this process was not started by MPI",
                       expected="mpirun, mpiexec or srun (OMPI_COMM_WORLD_RANK, PMI_RANK, "
                                "SLURM_PROCID or PMIX_RANK in the environment)")

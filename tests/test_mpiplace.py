@@ -57,7 +57,7 @@ def test_place_of_each_launcher(env: dict[str, str], place: Place) -> None:
 
 @pytest.mark.parametrize(("env", "words"), [
     ({}, "not started by MPI"),
-    (changed(SLURM, SLURM_STEP_ID=None), "not started by MPI"),  # the batch script itself
+    (changed(SLURM, SLURM_STEP_ID=None), "a batch script of Slurm is no rank"),
     ({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "4"}, "Open MPI says a rank"),
     ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "0"}, "Open MPI says a rank"),
     ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set"),

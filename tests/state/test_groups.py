@@ -137,6 +137,14 @@ def test_one_that_says_another_number_ends_the_group_for_all_by_name() -> None:
     assert [type(m) for m in made.hears(made.join(2, 3))] == [Joined]
 
 
+def test_a_disagreement_is_forgotten_by_the_next_group() -> None:
+    made = Maker()
+    made.join(0, 3)
+    made.join(1, 2)
+    made.say(made.join(0, 1), Leave(), request=2)
+    assert [type(m) for m in made.hears(made.join(2, 3))] == [Joined]
+
+
 def test_a_disagreement_is_forgotten_in_time() -> None:
     made = Maker(rendezvous_s=1.0)
     made.join(0, 3)

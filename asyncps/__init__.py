@@ -7,6 +7,7 @@ from importlib import metadata
 from asyncps import errors, initializer, optim
 from asyncps.call import Handle
 from asyncps.cluster import connect, create
+from asyncps.communicator import Communicator
 from asyncps.config import Config
 from asyncps.data import SplitSampler, data_partition, split_and_load
 from asyncps.kvstore import AsyncKVStore, KVStore
@@ -29,6 +30,7 @@ def __getattr__(name: str) -> str:
 
 __all__ = [
     "AsyncKVStore",
+    "Communicator",
     "Config",
     "Handle",
     "JobTicket",

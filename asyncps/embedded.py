@@ -72,6 +72,11 @@ class Scope:
         await self._tasks.__aexit__(None, None, None)
 
 
+def real_network() -> Network:
+    """Return the network of sockets."""
+    return TcpNetwork()
+
+
 def embedded_config(settings: Config, servers: int, workers: int) -> Config:
     return settings.replace(
         role=None, rank=None, num_servers=servers, num_workers=workers,

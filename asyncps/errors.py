@@ -201,6 +201,12 @@ class Disagreement(ClusterError, ValueError):
     code = 48
 
 
+class CollectiveMismatch(ClusterError, ValueError):
+    """The ranks have made one collective call differently."""
+
+    code = 49
+
+
 class TensorError(AsyncPSError, ValueError):
     """A value that cannot be used."""
 

@@ -63,9 +63,8 @@ def words_after(words: list[str], *first: str) -> list[str] | None:
 # ------------------------------------------------------------------------------------ code blocks
 
 
-WITH_CODE = ["README.md", "docs/kvstore.md", "docs/mxnet.md", "docs/compression.md"]
-if "Communicator" in asyncps.__all__:
-    WITH_CODE.append("docs/groups.md")
+WITH_CODE = ["README.md", "docs/kvstore.md", "docs/mxnet.md", "docs/compression.md",
+             "docs/groups.md", "docs/communicator.md"]
 
 
 @pytest.mark.slow

@@ -32,12 +32,17 @@ class Kind(IntEnum):
     ACK = 20  # the request was accepted
     DATA = 21  # payload: the value
     ERROR = 22  # table: ErrorInfo
+    COLLECT = 30  # table: a Group of collective calls; payload: their arrays, if they are small
+    PART = 31  # payload: a chunk of a collective call
+    COUNT = 32  # how many frames of a peer have come
+    JOINED = 33  # this rank takes part in no collective call until all have joined
+    PARTED = 34  # this rank leaves for good
 
 
 # Plain numbers for hot paths: looking up a member of an enum takes longer than comparing it.
 (
     CONTROL, HEARTBEAT, INIT, ASSIGN, PUSH, PULL, PUSHPULL, WAIT, REFUSE, RESTORE, ACK, DATA,
-    ERROR,
+    ERROR, COLLECT, PART, COUNT, JOINED, PARTED,
 ) = map(int, Kind)
 
 
@@ -49,6 +54,7 @@ class Flag(IntEnum):
     CODEC = 4  # the payload is encoded, and the table ends with how
     F16 = 8  # the answer's float32 values travel as float16
     BF16 = 16  # as bfloat16
+    RESULT = 64  # a PART is reduced, or at its place; else it is a contribution
     DELTA = 32  # the answer may be what has changed, and the table ends with how: see `bases`
 
 

@@ -20,6 +20,7 @@ from asyncps.roles.deadlines import Deadlines, cut, take_back
 from asyncps.roles.initialising import initialise
 from asyncps.roles.joining import join, learn
 from asyncps.roles.lane import Lanes
+from asyncps.roles.mesh import Mesh
 from asyncps.roles.metering import start_metrics
 from asyncps.roles.node import Node, Spawn
 from asyncps.roles.operation import Operation, result_of, why_failed
@@ -44,10 +45,12 @@ class Worker:
         network: How to reach the others.
         spawn: Starts a named task in the task group that owns this role.
         polls: Look for answers before sleeping: nobody but the loop needs its thread.
+        meets: Be connected with all other workers too, for collective calls.
     """
 
     def __init__(
-        self, config: Config, network: Network, spawn: Spawn, *, polls: bool = False
+        self, config: Config, network: Network, spawn: Spawn, *, polls: bool = False,
+        meets: bool = False,
     ) -> None:
         self.config = config
         self._polling = Polling(config.poll_us * 1e-6) if polls else None
@@ -61,6 +64,7 @@ class Worker:
         self.questions = Questions(config, self.node)
         self._metrics: Endpoint | None = None
         self._closed = False
+        self.mesh = Mesh(self.node) if meets else None
 
     async def start(self) -> None:
         """Join the cluster and connect to every server.
@@ -69,8 +73,8 @@ class Worker:
             AsyncPSError: It names what went wrong.
         """
         node = self.node
-        await node.reach_scheduler()
-        await node.join()
+        local = await node.reach_scheduler()
+        await node.join(*await self.mesh.listen(local) if self.mesh is not None else ())
         servers = sorted((m for m in node.members if m.role == "server"), key=lambda m: m.rank)
         self.links = [self._link_to(member) for member in servers]
         for link in self.links:
@@ -82,14 +86,22 @@ class Worker:
             )
             node.spawn(deadlines.watch(), f"deadlines of {link.name} at worker {node.rank}")
         self._metrics = start_metrics(self.config, "worker", node.rank, self.report)
+        if self.mesh is not None:
+            await self.mesh.connect(node.members)
 
     async def close(self) -> None:
         """Leave for good."""
+        if self._closed:
+            return
+        if self.mesh is not None:
+            await self.mesh.close()
         if self._close_links():
             await self.node.leave()
 
     def abandon(self) -> None:
         """Go without a goodbye: rounds may be half pushed, so the others must hear of a loss."""
+        if self.mesh is not None:
+            self.mesh.kill(ClosedError("this rank has gone"))
         if self._close_links():
             self.node.abandon()
 
@@ -116,6 +128,7 @@ class Worker:
         """Return the sockets of all connections, for a forked child to close."""
         links = [self.node.link, *self.links]
         found = [link.connection.socket() for link in links if link.connection is not None]
+        found += [] if self.mesh is None else self.mesh.sockets()
         return [sock for sock in found if sock is not None] + self.lanes.sockets()
 
     def report(self) -> messages.Report:
@@ -195,7 +208,9 @@ class Worker:
         await self.questions.ask(message, "to set the optimizer")
         client.use_optimizer(name, hyper)
 
-    async def set_compression(self, client: Client, keys: Keys, words: Words) -> None:
+    async def set_compression(
+        self, client: Client, keys: Keys, words: Words, *, default: bool = False
+    ) -> None:
         """Encode pushes of some keys from now on; every worker says the same."""
         check_store(client.config, words)
         message = messages.SetCompression(client.number, keys, words)
@@ -204,7 +219,7 @@ class Worker:
             self.node.rank, self.node.num_workers, self.config.job, client.number,
             threads_of(self.config.kernel_threads),
         )
-        compression.add(keys, words)
+        compression.add(keys, words, default=default)
         client.use_compression(compression)
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return bfloat16() if name == "bfloat16" else np.dtype(name)
 
 
+@lru_cache(maxsize=64)  # NumPy makes a dtype's name anew each time, in microseconds
 def name_of(dtype: np.dtype[Any]) -> str:
     """Return the wire name of a NumPy dtype in native byte order.
 

@@ -1,0 +1,127 @@
+"""One collective call: what users wait for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from asyncps.errors import AsyncPSError, DeadlineExceeded
+from asyncps.roles.operation import LOOK_S
+
+
+class Calls(Protocol):
+    """Those who end calls."""
+
+    def wait(self, handle: CollectiveHandle, timeout: float | None) -> None:
+        """Wait for one."""
+
+    def flush(self) -> None:
+        """Begin those that wait for others."""
+
+
+class CollectiveHandle:
+    """A collective call under way: `wait()` for it, in any order.
+
+    Until it has ended the array is the communicator's: it reads it and, in the verbs that work in
+    place, writes it.
+    """
+
+    __slots__ = ("_calls", "_ended", "_error", "_finish", "_name", "_result", "array")
+
+    def __init__(
+        self, calls: Calls, name: str, array: Any, result: Any,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._calls = calls
+        self._name = name
+        self._result = result  # what `wait` returns, or the bytes that `finish` makes it of
+        self._finish = finish
+        self._ended = False
+        self._error: AsyncPSError | None = None
+        self.array = array  # contiguous, on the host
+
+    def __repr__(self) -> str:
+        state = "under way" if not self._ended else "done" if self._error is None else self._error
+        return f"<handle of the collective call {self._name!r}: {state}>"
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end and return the result.
+
+        Args:
+            timeout: Seconds; None waits as long as the communicator's own deadline.
+
+        Raises:
+            DeadlineExceeded: It has not ended in time, and names who has not called; it goes on,
+                and may be waited for again.
+            CollectiveMismatch: The ranks have called differently.
+            AsyncPSError: Why it failed.
+        """
+        if not self._ended:
+            self._calls.wait(self, timeout)
+        if self._error is not None:
+            raise self._error.again()
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            self._result = finish(self._result)
+        return self._result
+
+    def done(self) -> bool:
+        """Tell whether it has ended, well or not."""
+        if not self._ended:
+            self._calls.flush()
+        return self._ended
+
+    def exception(self) -> AsyncPSError | None:
+        """Return why it failed, None if it did not or has not ended."""
+        return self._error
+
+    # ---- the communicator's ----
+
+    @property
+    def name(self) -> str:
+        """What pairs it; "" for its place among those without a name."""
+        return self._name
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._ended
+
+    def end(self, result: Any, error: AsyncPSError | None) -> None:
+        """It has ended. `result` is the bytes of a new array, None where `array` is it."""
+        if result is not None:
+            self._result = result
+        self._error = error
+        self._ended = True
+
+
+class Ends:
+    """Threads that wait for the ends of calls."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+
+    def told(self) -> None:
+        """Some have ended."""
+        with self._condition:
+            self._condition.notify_all()
+
+    def wait(
+        self, handle: CollectiveHandle, timeout: float | None, whom: Callable[[], str]
+    ) -> None:
+        """Wait for one.
+
+        Raises:
+            DeadlineExceeded: It has not ended in time.
+        """
+        with self._condition:
+            if timeout is None:
+                while not handle.ended:
+                    self._condition.wait(LOOK_S)
+                return
+            ended = self._condition.wait_for(
+                lambda: handle.ended, min(timeout, threading.TIMEOUT_MAX))
+        if not ended:
+            called = f"the collective call {handle.name!r}" if handle.name else "a collective call"
+            raise DeadlineExceeded(f"{called} has not ended within {timeout:g} s: {whom()}")

@@ -1,0 +1,346 @@
+"""All-reduce and its like between workers, without servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from asyncps.collectivecall import CollectiveHandle
+from asyncps.errors import (
+    ConfigError,
+    DtypeMismatch,
+    ShapeMismatch,
+    TensorError,
+    is_text,
+)
+from asyncps.forming import Forming
+from asyncps.fusing import Fusing, Kind
+from asyncps.plainobjects import check_size, packed, unpacked
+from asyncps.roles.machine import place_on_machine
+from asyncps.roles.made import MAX_NAME, Op, Verb
+from asyncps.roles.runtime import Runtime
+from asyncps.roles.worker import Worker
+from asyncps.tensor import dtypes
+from asyncps.tensor.arrays import from_host, to_host
+from asyncps.tensor.dtypes import Array
+
+_OPS = {"sum": Op.SUM, "mean": Op.MEAN, "average": Op.MEAN, "min": Op.MIN, "max": Op.MAX,
+        "product": Op.PRODUCT}
+
+
+class Communicator(Forming):
+    """The collective calls of one rank. Methods may be called from any thread.
+
+    Every rank makes the same calls: those with a name in any order, those without in one order. The
+    arrays of small calls that are made one after the other travel together.
+
+    Args:
+        worker: This process in its job, connected with all others.
+        runtime: The loop that it lives on.
+        release: Called by `close`.
+    """
+
+    def __init__(
+        self, worker: Worker, runtime: Runtime, release: Callable[[], None]
+    ) -> None:
+        mesh = worker.mesh
+        if mesh is None or mesh.collecting is None:
+            raise ConfigError("this process has joined without being connected with the others",
+                              expected="a communicator, or a store of type allreduce, as the first")
+        super().__init__(worker, runtime, release)
+        self._collecting = mesh.collecting
+        self.rank: int = worker.node.rank
+        self.world_size: int = worker.node.num_workers
+        self._fusing = Fusing(mesh.collecting, runtime, self.rank, self.world_size)
+
+    # ---- facts ----
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among those of its machine: as the launcher says, else by rank."""
+        told = self._worker.config.local_rank
+        return place_on_machine(self._worker.node.members, self.rank)[0] if told is None else told
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks are on this machine."""
+        return place_on_machine(self._worker.node.members, self.rank)[1]
+
+    # ---- verbs ----
+
+    def all_reduce(
+        self, x: Any, op: str = "sum", name: str | None = None, async_op: bool = False,
+        prescale: float = 1.0, postscale: float = 1.0,
+    ) -> Any:
+        """Reduce an array over all ranks, in place: all have the same bits.
+
+        Args:
+            x: Of any shape, writable; float16, bfloat16, float32, float64, int8, uint8, int32 or
+                int64, the same shape and dtype at all ranks. Lent until the call has ended.
+            op: "sum", "mean" (not of integers), "min", "max" or "product", in the order of ranks;
+                float16 and bfloat16 are reduced in float32 and rounded once.
+            name: Pairs the calls of the ranks; None: by their order.
+            async_op: Return a handle instead of waiting.
+            prescale, postscale: Factors of the result (of integers it is cut towards zero).
+
+        Returns:
+            `x`, or a handle whose `wait` returns it.
+
+        Raises:
+            CollectiveMismatch: The ranks have called differently; all of them hear it, and go on.
+            TensorError: An array that cannot be reduced.
+            ConfigError: An unknown `op`, or a name that is under way.
+            NodeLost: A rank is gone.
+        """
+        number = _op_of(op)
+        handle = self._in_place(x, name)
+        dtype = dtypes.name_of(handle.array.dtype)
+        if number == Op.MEAN and not dtypes.by_name(dtype).is_float:
+            raise DtypeMismatch("there is no mean of integers", expected="floats", got=dtype)
+        factor = float(prescale) * float(postscale)
+        return self._call((Verb.ALL_REDUCE, number, dtype, 0, factor), handle, async_op)
+
+    def broadcast(
+        self, x: Any, root: int = 0, name: str | None = None, async_op: bool = False
+    ) -> Any:
+        """Let the array of all ranks be that of one, in place.
+
+        Args:
+            x: As in `all_reduce`; that of the root is only read.
+            root: Whose array it is.
+            name, async_op: As in `all_reduce`.
+
+        Returns:
+            `x`, or a handle.
+
+        Raises:
+            As `all_reduce`.
+        """
+        self._check_rank(root)
+        handle = self._in_place(x, name, written=root != self.rank)
+        dtype = dtypes.name_of(handle.array.dtype)
+        return self._call((Verb.BROADCAST, Op.NONE, dtype, root, 1.0), handle, async_op)
+
+    def all_gather(self, x: Any, name: str | None = None, async_op: bool = False) -> Any:
+        """Return the arrays of all ranks, one behind the other along the first dimension.
+
+        Args:
+            x: One dimension or more; the first may differ between ranks.
+            name, async_op: As in `all_reduce`.
+
+        Raises:
+            As `all_reduce`.
+        """
+        handle = self._apart(x, name)
+        array = handle.array
+        handle._finish = partial(_rows_of, array=array)
+        return self._call((Verb.ALL_GATHER, Op.NONE, dtypes.name_of(array.dtype), 0, 1.0),
+                          handle, async_op)
+
+    def reduce_scatter(
+        self, x: Any, op: str = "sum", name: str | None = None, async_op: bool = False,
+        prescale: float = 1.0, postscale: float = 1.0,
+    ) -> Any:
+        """Reduce an array over all ranks, and return this rank's rows of it.
+
+        The first dimension is cut into `world_size` parts; the first ones have a row more where it
+        does not go up.
+
+        Args:
+            x: One dimension or more, the same shape at all ranks; only read.
+            op, name, async_op, prescale, postscale: As in `all_reduce`.
+
+        Raises:
+            As `all_reduce`.
+        """
+        number = _op_of(op)
+        handle = self._apart(x, name)
+        array = handle.array
+        dtype = dtypes.name_of(array.dtype)
+        if number == Op.MEAN and not dtypes.by_name(dtype).is_float:
+            raise DtypeMismatch("there is no mean of integers", expected="floats", got=dtype)
+        handle._finish = partial(_rows_of, array=array)
+        factor = float(prescale) * float(postscale)
+        return self._call((Verb.REDUCE_SCATTER, number, dtype, 0, factor), handle, async_op)
+
+    def all_to_all(
+        self, x: Any, splits: Sequence[int] | None = None, name: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Send rows to each rank; return the rows that came, and how many of each rank.
+
+        Args:
+            x: One dimension or more.
+            splits: How many rows each rank gets; None: the same number each.
+            name, async_op: As in `all_reduce`.
+
+        Returns:
+            (rows in the order of ranks, their numbers), or a handle whose `wait` returns that.
+
+        Raises:
+            As `all_reduce`.
+        """
+        handle = self._apart(x, name)
+        array = handle.array
+        world, rows = self.world_size, array.shape[0]
+        if splits is None:
+            if rows % world:
+                raise ShapeMismatch("rows that cannot be split evenly",
+                                    expected=f"a multiple of {world}", got=rows)
+            splits = [rows // world] * world
+        splits = [int(split) for split in splits]
+        if len(splits) != world or min(splits) < 0 or sum(splits) != rows:
+            raise ShapeMismatch("splits that are not those of the rows", got=splits,
+                                expected=f"{world} that sum to {rows}")
+        handle._finish = lambda came: (_rows_of(came[0], array), came[1])
+        return self._call(
+            (Verb.ALL_TO_ALL, Op.NONE, dtypes.name_of(array.dtype), 0, 1.0), handle, async_op,
+            splits)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until all ranks have come.
+
+        Raises:
+            DeadlineExceeded: Not within `timeout` seconds; it names who has not come.
+        """
+        handle = CollectiveHandle(self._fusing, "", np.empty(0, np.uint8), None)
+        self._fusing.post((Verb.BARRIER, Op.NONE, "", 0, 1.0), handle, [])
+        self.flush()
+        handle.wait(timeout)
+
+    def join(self) -> int:
+        """Take part in nothing more until all ranks have joined, as one that has run out of data.
+
+        Sums are of those that are left. Returns the rank that was the last.
+        """
+        self.flush()
+        self._fusing.check_open()
+        return self._runtime.run(lambda: self._collecting.join(0))
+
+    def broadcast_object(self, value: Any = None, root: int = 0, name: str | None = None) -> Any:
+        """Return the root's object at all ranks: None, bool, int, float, str, bytes, and lists,
+        tuples and dicts of these (msgspec; never pickle). Tuples arrive as lists.
+
+        Raises:
+            TensorError: It is something else, or larger than 1 GiB.
+        """
+        raw = packed(value) if root == self.rank else b""
+        self._check_rank(root)
+        size = np.array([len(raw)], np.int64)
+        self.broadcast(size, root, name and f"{name}/size")
+        data = np.frombuffer(raw, np.uint8) if root == self.rank else np.empty(
+            check_size(int(size[0])), np.uint8)
+        self.broadcast(data, root, name)
+        return unpacked(data)
+
+    def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
+        """Return the objects of all ranks, in their order; as `broadcast_object`."""
+        raw = np.frombuffer(packed(value), np.uint8)
+        sizes = self.all_gather(np.array([raw.size], np.int64), name and f"{name}/size")
+        data = self.all_gather(raw, name)
+        ends = np.cumsum(sizes)
+        return [unpacked(data[end - size : end])
+                for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+
+    def flush(self) -> None:
+        """Make all small calls that wait for more of them."""
+        self._fusing.flush()
+
+    def close(self) -> None:
+        """Leave the job; what this rank was called for arrives first."""
+        if not self._fusing.closed:
+            self.flush()
+            self._fusing.closed = True
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- inside ----
+
+    def _check_rank(self, root: object) -> None:
+        if not isinstance(root, int) or not 0 <= root < self.world_size:
+            raise ConfigError("no rank of this job", expected=f"0 to {self.world_size - 1}",
+                              got=root)
+
+    def _in_place(
+        self, x: Any, name: str | None, *, written: bool = True
+    ) -> CollectiveHandle:
+        """Return the handle of a call that leaves its result in `x`."""
+        if type(x) is np.ndarray and x.flags.c_contiguous:
+            if written and not x.flags.writeable:
+                raise TensorError("the array is read-only", expected="one that can be written")
+            return CollectiveHandle(self._fusing, self._name(name), x, x)
+        host = np.asarray(_host(x))
+        if isinstance(x, np.ndarray):
+            if written and not x.flags.writeable:
+                raise TensorError("the array is read-only", expected="one that can be written")
+            if np.may_share_memory(host, x):
+                host = host.copy()
+        place = host if host.flags.writeable else host.copy()
+
+        def finish(_: Any) -> Any:
+            if written:
+                from_host(x, place)
+            return x
+
+        return CollectiveHandle(self._fusing, self._name(name), place, None, finish)
+
+    def _apart(self, x: Any, name: str | None) -> CollectiveHandle:
+        """Return the handle of a call that reads `x` and makes a new array."""
+        array = np.asarray(_host(x))
+        if not array.ndim:
+            raise ShapeMismatch("a scalar has no rows", expected="one dimension or more", got=())
+        return CollectiveHandle(self._fusing, self._name(name), array, None)
+
+    def _name(self, name: str | None) -> str:
+        if name is None:
+            return ""
+        if not is_text(name) or not 0 < len(name) <= MAX_NAME:
+            raise ConfigError("not a name", expected=f"1 to {MAX_NAME} characters", got=repr(name))
+        return name
+
+    def _call(
+        self, kind: Kind, handle: CollectiveHandle, async_op: bool,
+        splits: list[int] | None = None,
+    ) -> Any:
+        self._fusing.post(kind, handle, splits or [])
+        if async_op:
+            return handle
+        return handle.wait()
+
+
+def _op_of(op: object) -> Op:
+    found = _OPS.get(op) if isinstance(op, str) else None
+    if found is None:
+        raise ConfigError("unknown reduction", expected=", ".join(_OPS), got=repr(op))
+    return found
+
+
+def _host(x: Any) -> Array:
+    try:
+        return to_host(x)
+    except TypeError as error:
+        raise TensorError(f"not an array of numbers: {error}", got=type(x).__name__) from None
+
+
+def _rows_of(raw: Any, array: Array) -> Array:
+    """Return rows like those of an array, of their bytes."""
+    rows = array.shape[1:]
+    each = int(np.prod(rows, dtype=np.int64)) * array.dtype.itemsize
+    return np.frombuffer(raw, array.dtype).reshape(raw.nbytes // each if each else 0, *rows)

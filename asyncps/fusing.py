@@ -1,0 +1,184 @@
+"""Small collective calls that travel together, and the ends of all.
+
+Calls that are made one after the other, alike but for their names and shapes, go as one group: when
+somebody waits, when they fill a frame, when another kind of call comes, or when no more come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncps.collectivecall import CollectiveHandle, Ends
+from asyncps.errors import AsyncPSError, ClosedError, ConfigError
+from asyncps.roles.collecting import Collecting
+from asyncps.roles.made import Group, Made, Verb
+from asyncps.roles.runtime import Runtime
+from asyncps.tensor.dtypes import Array
+from asyncps.tensor.pool import Bytes
+from asyncps_ext.wire import gather_rows, scatter_rows
+
+# What travels with the word that it is called, to all others together: below it a second trip costs
+# more than the bytes that a share would save. Larger arrays travel in shares.
+AT_ONCE_BYTES = 2 << 20
+
+# Small calls wait so long for more of them to travel with, unless somebody waits for one.
+_FUSION_S = 0.005
+
+# Of calls that others have not made, the arrays that were sent all the same. Beyond it arrays
+# travel when all have called.
+_MOST_AHEAD_BYTES = 24 << 20
+
+Kind = tuple[int, int, str, int, float]  # verb, op, dtype, root, factor
+
+
+class Fusing:
+    """The calls of one rank that have not ended. Any thread.
+
+    Args:
+        collecting: Makes them, on the loop.
+        runtime: The loop.
+        rank, world: This rank, and how many there are.
+    """
+
+    def __init__(
+        self, collecting: Collecting, runtime: Runtime, rank: int, world: int
+    ) -> None:
+        self._collecting = collecting
+        self._runtime = runtime
+        self._rank = rank
+        self._ends = Ends()
+        self._lock = threading.Lock()
+        self._kind: Kind = (0, 0, "", 0, 1.0)
+        self._pending: list[CollectiveHandle] = []  # small calls, not made yet
+        self._pending_bytes = 0
+        self._ahead_bytes = 0  # of calls that travelled at once and have not ended
+        self._names: set[str] = set()  # under way
+        self._at_once_bytes = AT_ONCE_BYTES // max(1, world - 1)
+        self.closed = False
+
+    def post(
+        self, kind: Kind, handle: CollectiveHandle, splits: list[int]
+    ) -> None:
+        """Make a call, or let it wait for others to travel with."""
+        size = handle.array.nbytes
+        with self._lock:
+            self.check_open()
+            if handle.name:
+                if handle.name in self._names:
+                    raise ConfigError("this name is under way", expected="another name, or a wait",
+                                      got=repr(handle.name))
+                self._names.add(handle.name)
+            fits = size <= self._at_once_bytes and not splits
+            if self._pending and (
+                kind != self._kind or not fits or self._pending_bytes + size > self._at_once_bytes
+            ):
+                self._flush()
+            if not fits:
+                self._make(kind, [handle], splits, small=False)
+                return
+            self._kind = kind
+            if not self._pending:
+                self._runtime.call(self._flush_later)
+            self._pending.append(handle)
+            self._pending_bytes += size
+
+    def flush(self) -> None:
+        """Make all small calls that wait for more of them."""
+        if self._pending:
+            with self._lock:
+                self._flush()
+
+    def _flush_later(self, seen: int = 0) -> None:
+        """Make the small calls that wait, once no more of them come. On the loop."""
+        count = len(self._pending)
+        if count and count == seen:
+            self.flush()
+        elif count:
+            asyncio.get_running_loop().call_later(_FUSION_S, self._flush_later, count)
+
+    def _flush(self) -> None:
+        handles, self._pending = self._pending, []
+        size, self._pending_bytes = self._pending_bytes, 0
+        if handles:
+            small = self._ahead_bytes + size <= _MOST_AHEAD_BYTES
+            self._make(self._kind, handles, [], small=small)
+
+    def _make(
+        self, kind: Kind, handles: list[CollectiveHandle], splits: list[int], *,
+        small: bool,
+    ) -> None:
+        verb, op, dtype, root, factor = kind
+        arrays = [handle.array for handle in handles]
+        shapes = [array.shape for array in arrays]
+        group = Group(int(verb), int(op), dtype, root, factor, [each.name for each in handles],
+                      shapes, splits)
+        payload = None
+        if small and (verb != Verb.BROADCAST or root == self._rank):
+            payload = _gathered(arrays, shapes, self._collecting.room)
+        elif small:
+            payload = np.empty(0, np.uint8)
+        size = 0 if payload is None else payload.nbytes
+        self._ahead_bytes += size
+        left = len(handles)
+
+        def ended(at: int, result: Any, error: AsyncPSError | None) -> None:
+            nonlocal left
+            left -= 1
+            if not left and size:
+                with self._lock:
+                    self._ahead_bytes -= size
+            self._end([handles[at]], result, error)
+
+        def together(results: Any) -> None:
+            with self._lock:
+                self._ahead_bytes -= size
+            scatter_rows(results, arrays[0].dtype, shapes, arrays)
+            self._end(handles, None, None)
+
+        made = Made(group, arrays, payload, ended, together)
+        self._runtime.call(lambda: self._collecting.call(0, made))
+
+    def _end(
+        self, handles: Sequence[CollectiveHandle], result: Any, error: AsyncPSError | None
+    ) -> None:
+        for handle in handles:
+            if handle.name:
+                self._names.discard(handle.name)
+            handle.end(result, error)
+        self._ends.told()
+
+    def check_open(self) -> None:
+        """Refuse what comes after the end."""
+        if self.closed:
+            raise ClosedError("the communicator is closed")
+
+    def wait(self, handle: CollectiveHandle, timeout: float | None) -> None:
+        """Wait for the end of a call; as `CollectiveHandle.wait`."""
+        self._runtime.check_thread()
+        self.flush()
+        self._ends.wait(handle, timeout, self._whom)
+
+    def _whom(self) -> str:
+        async def ask() -> str:
+            return self._collecting.whom()
+
+        try:
+            return self._runtime.run(ask)
+        except AsyncPSError as error:
+            return str(error)
+
+
+def _gathered(
+    arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]], room: Callable[[int], Bytes]
+) -> Bytes:
+    out = room(sum(array.nbytes for array in arrays))
+    if len(arrays) == 1:
+        out[:] = arrays[0].reshape(-1).view(np.uint8)
+    elif gather_rows(arrays, arrays[0].dtype, shapes, out) >= 0:
+        np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays], out=out)
+    return out

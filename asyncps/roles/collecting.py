@@ -1,0 +1,394 @@
+"""The collective calls of one rank: from groups of arrays to frames, and back.
+
+Small arrays travel with the word that they are called, to all; each rank reduces them by itself.
+Of large ones only the word travels; when all ranks have said it, chunks go where the schedule says,
+into memory that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from asyncps.config import Config
+from asyncps.errors import AsyncPSError, ClusterError, DeadlineExceeded, RemoteProtocolError
+from asyncps.protocol.collective import Verb
+from asyncps.protocol.frames import COLLECT, JOINED, PARTED, Header
+from asyncps.roles.early import Early
+from asyncps.roles.made import Came, Made, Ranks, give_back, taken
+from asyncps.roles.peer import Peer
+from asyncps.roles.planned import array_of, plan, row_bounds
+from asyncps.roles.reducing import reduce_into
+from asyncps.roles.running import Running
+from asyncps.state.matching import AllJoined, Calls, Differ, One, Outcome, Whole
+from asyncps.tensor import dtypes
+from asyncps.tensor.pool import Bytes, SharedPool
+
+log = logging.getLogger(__name__)
+
+_POOL_BYTES = 64 << 20
+
+_REDUCTIONS = (Verb.ALL_REDUCE, Verb.REDUCE_SCATTER)
+
+
+class Collecting:
+    """All collective calls of one rank. Runs on the loop.
+
+    Args:
+        config: The deadlines.
+        me: This rank.
+        world: How many ranks there are.
+        now: The loop's clock.
+    """
+
+    def __init__(
+        self, config: Config, me: int, world: int, now: Callable[[], float]
+    ) -> None:
+        self.config = config
+        self.me = me
+        self.peers = {rank: Peer(rank, self) for rank in range(world) if rank != me}
+        self.sets = {0: Ranks(0, range(world), me)}
+        self.failure: AsyncPSError | None = None
+        self.pool = SharedPool(_POOL_BYTES)
+        self._now = now
+        self._next = 1
+        self._made: dict[int, Made] = {}  # by the number of the first call, until all have ended
+        self._open: set[int] = set()  # calls of ours that have not ended
+        self._running: dict[int, Running] = {}
+        self._early = Early()
+        self._telling = False
+
+    # ---- from the user ----
+
+    def call(self, number: int, made: Made) -> None:
+        """Make a group of calls.
+
+        Args:
+            number: Of the set of ranks.
+            made: What is called.
+        """
+        if self.failure is not None:
+            self._fail(made, self.failure)
+            return
+        ranks = self.sets[number]
+        made.since = self._now()
+        base, count = self._next, len(made.group.names)
+        self._next += count
+        ranks.steps += count
+        others = [self.peers[rank] for rank in ranks.matching.ranks if rank != self.me]
+        for peer in others:
+            if peer.parted:
+                self._fail(made, _parted(peer.rank))
+                return
+        self._made[base] = made
+        self._open.update(range(base, base + count))
+        payload = None if made.payload is None else made.payload.data
+        arrived = partial(made.let_go, self.pool) if payload else None
+        made.sent(len(others))
+        for peer in others:
+            peer.send(COLLECT, number, base, payload is not None, table=made.table,
+                      payload=payload, then=arrived)
+        self._carry_out(ranks, ranks.matching.add(self.me, Calls(made.table, base, made)))
+
+    async def join(self, number: int) -> int:
+        """Take part in nothing more until all have joined; return who was the last."""
+        if self.failure is not None:
+            raise self.failure
+        ranks = self.sets[number]
+        ranks.joining = asyncio.get_running_loop().create_future()
+        joining = ranks.joining
+        for rank in ranks.matching.ranks:
+            if rank != self.me:
+                self.peers[rank].send(JOINED, number, ranks.steps)
+        self._carry_out(ranks, ranks.matching.join(self.me, ranks.steps))
+        return await joining
+
+    def leave(self) -> None:
+        """Tell the others that this rank leaves."""
+        for peer in self.peers.values():
+            peer.send(PARTED, 0, 0)
+
+    async def all_arrived(self, limit_s: float) -> None:
+        """Wait until all that was sent has arrived, or it is too late."""
+        arrived = asyncio.Event()
+        for peer in self.peers.values():
+            peer.on_arrived = arrived.set
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while any(not peer.has_all for peer in self.peers.values()
+                          if peer.connection is not None):
+                    await arrived.wait()
+                    arrived.clear()
+
+    # ---- from peers ----
+
+    def room(self, size: int) -> Bytes:
+        """Return memory for what a peer sends with its calls. Any thread."""
+        return taken(size, self.pool)
+
+    def called(self, rank: int, header: Header, table: bytes, payload: Bytes | None) -> None:
+        """A peer makes calls."""
+        ranks = self._ranks(rank, header)
+        small = bool(header.unit)
+        if payload is not None and not small:
+            raise RemoteProtocolError("arrays with calls that bring none", rank=rank)
+        if small and payload is None:
+            payload = np.empty(0, np.uint8)
+        # Its table is looked into only if it is another than ours.
+        calls = Calls(table, header.request, Came(self.peers[rank], payload))
+        self._carry_out(ranks, ranks.matching.add(rank, calls))
+
+    def joined(self, rank: int, header: Header) -> None:
+        """A peer takes part in nothing more until all have joined."""
+        ranks = self._ranks(rank, header)
+        self._carry_out(ranks, ranks.matching.join(rank, header.request))
+
+    def parted(self, rank: int) -> None:
+        """A peer has left for good: what needs it fails."""
+        self._tell_soon()  # it waits for that before it goes
+        for ranks in self.sets.values():
+            waits = any(rank in lacking for lacking in ranks.matching.missing().values())
+            joining = ranks.joining is not None and not ranks.joining.done()
+            if rank in ranks.matching.ranks and (waits or joining):
+                self.fail(_parted(rank))
+                return
+
+    def place(self, rank: int, header: Header) -> memoryview | None:
+        """Name the place of a chunk; None for one of a call that has ended here."""
+        running = self._running.get(header.request)
+        if running is not None:
+            return running.place(rank, header)
+        if not 0 < header.request < self._next:
+            raise RemoteProtocolError("a chunk of no call", rank=rank, got=header.request)
+        if header.request not in self._open:
+            return None
+        return self._early.room(rank, header)
+
+    def part(self, rank: int, header: Header) -> None:
+        """A chunk is at its place."""
+        running, early = self._running.get(header.request), self._early.done(rank)
+        if early is not None and running is None and header.request in self._open:
+            self._early.keep(self.peers[rank], header, early)
+        elif running is not None:
+            self._take(running, rank, header, early)
+
+    def cut(self, rank: int) -> None:
+        """The connection to a peer is gone."""
+        self._early.cut(rank)
+
+    def _take(self, running: Running, rank: int, header: Header, early: Bytes | None) -> None:
+        if early is not None:
+            running.place(rank, header)[:] = early.data
+        running.came(rank, header)
+        if running.has_all:
+            self._tell_soon()
+
+    def _ranks(self, rank: int, header: Header) -> Ranks:
+        ranks = self.sets.get(header.store)
+        if ranks is None or rank not in ranks.matching.ranks:
+            raise RemoteProtocolError("a call of ranks that are no set", rank=rank,
+                                      got=header.store)
+        return ranks
+
+    # ---- what is complete ----
+
+    def _carry_out(self, ranks: Ranks, outcomes: Sequence[Outcome]) -> None:
+        try:
+            for outcome in outcomes:
+                self._come_to(ranks, outcome)
+        except AsyncPSError as error:  # what a peer has said of its arrays cannot be
+            self.fail(error)
+
+    def _come_to(self, ranks: Ranks, outcome: Outcome) -> None:
+        if isinstance(outcome, AllJoined):
+            if ranks.joining is not None and not ranks.joining.done():
+                ranks.joining.set_result(outcome.last)
+        elif isinstance(outcome, Whole):
+            mine = outcome.by_rank.get(self.me)
+            count = len(next(iter(outcome.by_rank.values())).group.names)
+            if mine is not None:
+                self._whole(ranks, mine, outcome.by_rank)
+            for calls in outcome.by_rank.values():
+                if calls is not mine:
+                    calls.payload.let_go(count, count, self.pool)
+        else:
+            mine_one = outcome.by_rank.get(self.me)
+            if mine_one is None:
+                pass
+            elif isinstance(outcome, Differ):
+                self._ended(mine_one.calls, mine_one.at, None, outcome.error)
+            else:
+                self._single(ranks, mine_one, outcome.by_rank)
+            for one in outcome.by_rank.values():
+                if isinstance(one.calls.payload, Came):
+                    one.calls.payload.let_go(1, len(one.calls.group.names), self.pool)
+
+    def _whole(self, ranks: Ranks, mine: Calls, by_rank: dict[int, Calls]) -> None:
+        made: Made = mine.payload
+        count = len(made.group.names)
+        is_sum = made.group.verb == Verb.ALL_REDUCE
+        if count == 1 or not is_sum or any(c.payload.payload is None for c in by_rank.values()):
+            for at in range(count):
+                self._single(ranks, One(mine, at),
+                             {rank: One(calls, at) for rank, calls in by_rank.items()})
+            return
+        parts = self._payloads(made, by_rank)
+        results = taken(parts[0].nbytes, self.pool)
+        reduce_into(dtypes.by_name(made.group.dtype), made.group.op, parts, results,
+                    made.group.factor)
+        del self._made[mine.base]
+        self._open.difference_update(range(mine.base, mine.base + count))
+        made.open.clear()
+        assert made.together is not None
+        made.together(results)
+        give_back(results, self.pool)
+        made.let_go(self.pool)
+
+    def _payloads(self, made: Made, by_rank: dict[int, Calls]) -> list[Bytes]:
+        """Return what each rank has sent of equal calls, in their order."""
+        assert made.payload is not None
+        parts = [by_rank[rank].payload.payload for rank in sorted(by_rank)]
+        for rank, part in zip(sorted(by_rank), parts, strict=True):
+            if part.nbytes != made.payload.nbytes:
+                raise RemoteProtocolError("arrays of another size than their calls say", rank=rank,
+                                          expected=made.payload.nbytes, got=part.nbytes)
+        return parts
+
+    def _single(self, ranks: Ranks, mine: One, by_rank: dict[int, One]) -> None:
+        made: Made = mine.calls.payload
+        group = made.group
+        order = sorted(by_rank)
+        if group.verb == Verb.BROADCAST and group.root not in by_rank:
+            self._ended(mine.calls, mine.at, None, ClusterError(
+                f"rank {group.root}, whose array is broadcast, has joined", rank=group.root))
+        elif any(one.calls.payload.payload is None for one in by_rank.values()):
+            self._run(ranks, mine, [by_rank[rank] for rank in order], order)
+        else:
+            self._at_once(mine, [by_rank[rank] for rank in order], order)
+
+    def _at_once(self, mine: One, ones: Sequence[One], order: Sequence[int]) -> None:
+        """End a call whose arrays have come with its word."""
+        made: Made = mine.calls.payload
+        group, array = made.group, made.array(mine.at)
+        result: Bytes | None = None
+        if group.verb == Verb.BROADCAST:
+            if group.root != self.me:
+                array[:] = array_of(ones[order.index(group.root)], array.nbytes)
+        elif group.verb == Verb.ALL_GATHER:
+            result = np.concatenate([array_of(one) for one in ones])
+        elif group.verb in _REDUCTIONS:
+            parts = [array_of(one, array.nbytes) for one in ones]
+            out = array
+            if group.verb == Verb.REDUCE_SCATTER:
+                bounds = row_bounds(group, mine.at, len(ones))
+                place = order.index(self.me)
+                parts = [part[bounds[place] : bounds[place + 1]] for part in parts]
+                out = result = np.empty(bounds[place + 1] - bounds[place], np.uint8)
+            if out.nbytes:
+                reduce_into(dtypes.by_name(group.dtype), group.op, parts, out, group.factor)
+        self._ended(mine.calls, mine.at, result, None)
+
+    def _run(
+        self, ranks: Ranks, mine: One, ones: Sequence[One], order: Sequence[int]
+    ) -> None:
+        """Begin to move the chunks of a call."""
+        made: Made = mine.calls.payload
+        group, array = made.group, made.array(mine.at)
+        planned = plan(group, mine.at, array, ones, order, order.index(self.me))
+        own_number = mine.calls.base + mine.at
+        found: Any = None if planned.result is array else planned.result
+        if planned.counts is not None:
+            found = planned.result, planned.counts
+
+        def ended() -> None:
+            del self._running[own_number]
+            self._ended(mine.calls, mine.at, found, None)
+
+        running = self._running[own_number] = Running(
+            group, planned.schedule, ranks.number, [one.calls.base + one.at for one in ones],
+            [None if rank == self.me else self.peers[rank] for rank in order],
+            array, planned.result, planned.shift, self.pool, ended,
+        )
+        running.start()
+        for peer, header, buffer in self._early.take(own_number):
+            self._take(running, peer.rank, header, buffer)
+        if running.has_all:
+            self._tell_soon()
+
+    def _ended(
+        self, calls: Calls, at: int, result: Any, error: AsyncPSError | None
+    ) -> None:
+        made: Made = calls.payload
+        made.open.discard(at)
+        self._open.discard(calls.base + at)
+        if not made.open:
+            self._made.pop(calls.base, None)
+            made.let_go(self.pool)
+        made.ended(at, result, error)
+
+    def _tell_soon(self) -> None:
+        """Let peers know what has come: they may wait for it."""
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._telling = False
+        for peer in self.peers.values():
+            peer.tell()
+
+    # ---- ends ----
+
+    def fail(self, error: AsyncPSError) -> None:
+        """Nothing can be called any more: all that is open ends with an error, once."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        for peer in self.peers.values():
+            if peer.connection is not None:
+                peer.connection.abort(error)
+        self._running.clear()
+        made, self._made = list(self._made.values()), {}
+        for each in made:
+            self._fail(each, error)
+        for ranks in self.sets.values():
+            if ranks.joining is not None and not ranks.joining.done():
+                ranks.joining.set_exception(error.again())
+
+    def _fail(self, made: Made, error: AsyncPSError) -> None:
+        for at in sorted(made.open):
+            made.ended(at, None, error)
+        made.open.clear()
+
+    async def watch(self) -> None:
+        """Tell of calls that wait for others, and end what waits too long."""
+        warned = 0.0
+        while self.failure is None:
+            await asyncio.sleep(min(0.25, self.config.round_s / 4))
+            now = self._now()
+            oldest = min((made.since for made in self._made.values()), default=now)
+            if now - oldest > self.config.round_s:
+                self.fail(DeadlineExceeded(
+                    f"a collective call waits for {self.config.round_s:g} s: {self.whom()}"))
+            elif now - max(oldest, warned) > self.config.round_warning_s:
+                warned = now
+                log.warning("rank %d waits for %.0f s: %s", self.me, now - oldest, self.whom())
+
+    def whom(self) -> str:
+        """Name the calls that wait, and for whom."""
+        texts = []
+        for ranks in self.sets.values():
+            for name, lacking in list(ranks.matching.missing().items())[:4]:
+                if lacking:
+                    texts.append(f"{name or 'a call without a name'} lacks ranks {lacking}")
+        return "; ".join(texts) or "all ranks have called, and chunks do not come"
+
+
+def _parted(rank: int) -> ClusterError:
+    return ClusterError(f"rank {rank} has left while others call", rank=rank)

@@ -1,0 +1,116 @@
+"""Groups of collective calls: those that this rank makes, and those that come, of some ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncps.errors import AsyncPSError
+from asyncps.protocol.collective import MAX_NAME as MAX_NAME
+from asyncps.protocol.collective import Group as Group
+from asyncps.protocol.collective import Op as Op
+from asyncps.protocol.collective import Verb as Verb
+from asyncps.protocol.collective import encode
+from asyncps.roles.peer import Peer
+from asyncps.state.matching import Matching
+from asyncps.tensor.dtypes import Array
+from asyncps.tensor.pool import POOLED_BYTES, Bytes, Pool
+
+
+class Made:
+    """A group of calls that this rank makes.
+
+    Args:
+        group: What is called.
+        arrays: Of each call, contiguous; read, and in the verbs that work in place written, until
+            the call has ended.
+        payload: All of them behind each other if they are to travel at once; it is this object's.
+        ended: Called with (index, result, error) at the end of each call, once; the result is the
+            bytes of a new array (of an all-to-all with the rows of each rank), or None where the
+            array is it.
+        together: Called instead with the bytes of all results of a fused group.
+    """
+
+    __slots__ = (
+        "_holds", "arrays", "ended", "group", "open", "payload", "since", "table", "together",
+    )
+
+    def __init__(
+        self, group: Group, arrays: Sequence[Array], payload: Bytes | None,
+        ended: Callable[[int, Any, AsyncPSError | None], None],
+        together: Callable[[Bytes], None] | None = None,
+    ) -> None:
+        self.group = group
+        self.table = encode(group)
+        self.arrays = arrays
+        self.payload = payload
+        self.ended = ended
+        self.together = together
+        self.open = set(range(len(group.names)))
+        self.since = 0.0
+        self._holds = 1  # who still looks at the payload: this rank, and what is on its way
+
+    def sent(self, count: int) -> None:
+        """So many frames of it are on their way."""
+        self._holds += count
+
+    def let_go(self, pool: Pool) -> None:
+        """One of those who look at the payload does so no more."""
+        self._holds -= 1
+        if not self._holds and self.payload is not None:
+            payload, self.payload = self.payload, None
+            give_back(payload, pool)
+
+    def array(self, at: int) -> Bytes:
+        """Return the bytes of an array."""
+        found: Bytes = self.arrays[at].reshape(-1).view(np.uint8)
+        return found
+
+
+class Came:
+    """A group of calls of another rank; `payload` is None if its arrays did not come with it."""
+
+    __slots__ = ("left", "payload", "peer")
+
+    def __init__(self, peer: Peer, payload: Bytes | None) -> None:
+        self.peer = peer
+        self.payload = payload
+        self.left = -1
+
+    def let_go(self, count: int, of: int, pool: Pool) -> None:
+        """So many of its calls have been taken in."""
+        self.left = (of if self.left < 0 else self.left) - count
+        if not self.left and self.payload is not None:
+            self.peer.ahead_bytes -= self.payload.nbytes
+            payload, self.payload = self.payload, None
+            give_back(payload, pool)
+
+
+class Ranks:
+    """Some ranks that make calls together.
+
+    Args:
+        number: Of this set of ranks, the same at all.
+        ranks: Who.
+        me: This rank.
+    """
+
+    def __init__(self, number: int, ranks: Sequence[int], me: int) -> None:
+        self.number = number
+        self.matching = Matching(ranks, me)
+        self.steps = 0  # calls that this rank has made
+        self.joining: asyncio.Future[int] | None = None
+
+
+def give_back(buffer: Bytes, pool: Pool) -> None:
+    """Keep memory that is worth keeping."""
+    if buffer.nbytes >= POOLED_BYTES:
+        pool.give(buffer)
+
+
+def taken(size: int, pool: Pool) -> Bytes:
+    """Return memory for `give_back`."""
+    return pool.take(size) if size >= POOLED_BYTES else np.empty(size, np.uint8)

@@ -1,0 +1,107 @@
+"""How the arrays of one collective call travel: its schedule, and the memory of its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from asyncps.errors import RemoteProtocolError
+from asyncps.protocol.collective import Group, Verb
+from asyncps.state import schedules
+from asyncps.state.matching import One
+from asyncps.state.schedules import Schedule
+from asyncps.tensor.pool import Bytes
+
+CHUNK_BYTES = 512 << 10
+
+
+class Planned(NamedTuple):
+    """What a call needs.
+
+    Attributes:
+        schedule: Who sends what.
+        result: Where the result belongs: the array itself, or new memory.
+        shift: Of a result that is a share of the array: where that begins.
+        counts: Of an all-to-all: how many rows come from each rank.
+    """
+
+    schedule: Schedule
+    result: Bytes
+    shift: int = 0
+    counts: list[int] | None = None
+
+
+def plan(
+    group: Group, at: int, array: Bytes, ones: Sequence[One], order: Sequence[int], me: int
+) -> Planned:
+    """Return the plan of a call.
+
+    Args:
+        group, at: What this rank has called.
+        array: The bytes of its array.
+        ones: The calls of all that take part, in the order of ranks.
+        order: These ranks.
+        me: The place of this one among them.
+    """
+    parts, verb = len(order), group.verb
+    if verb == Verb.ALL_REDUCE:
+        bounds = schedules.shares(array.nbytes, group.itemsize, parts)
+        return Planned(schedules.Reduction(me, bounds, CHUNK_BYTES, comes_back=True), array)
+    if verb == Verb.REDUCE_SCATTER:
+        bounds = row_bounds(group, at, parts)
+        return Planned(schedules.Reduction(me, bounds, CHUNK_BYTES, comes_back=False),
+                       np.empty(bounds[me + 1] - bounds[me], np.uint8), bounds[me])
+    if verb == Verb.BROADCAST:
+        flows = schedules.broadcast_flows(order.index(group.root), parts, array.nbytes)
+        return Planned(schedules.Transfer(me, flows, CHUNK_BYTES), array)
+    if verb == Verb.ALL_GATHER:
+        sizes = [one.calls.group.sizes[one.at] for one in ones]
+        result = np.empty(sum(sizes), np.uint8)
+        begin = sum(sizes[:me])
+        result[begin : begin + array.nbytes] = array
+        flows = schedules.gather_flows(sizes)
+    elif verb == Verb.ALL_TO_ALL:
+        splits = [_split_bytes(one, parts) for one in ones]
+        received = [split[me] for split in splits]
+        result = np.empty(sum(received), np.uint8)
+        begin, own = sum(received[:me]), sum(splits[me][:me])
+        result[begin : begin + received[me]] = array[own : own + received[me]]
+        schedule = schedules.Transfer(me, schedules.exchange_flows(splits), CHUNK_BYTES)
+        return Planned(schedule, result, counts=[one.calls.group.splits[me] for one in ones])
+    else:
+        raise RemoteProtocolError("a barrier with arrays", got=verb)
+    return Planned(schedules.Transfer(me, flows, CHUNK_BYTES), result)
+
+
+def array_of(one: One, expected: int | None = None) -> Bytes:
+    """Return the array of one call of a group that came with all its arrays."""
+    begins = one.calls.begins
+    payload: Bytes = one.calls.payload.payload
+    begin, end = begins[one.at], begins[one.at + 1]
+    if payload.nbytes != begins[-1] or expected not in (None, end - begin):
+        raise RemoteProtocolError("arrays of another size than their calls say",
+                                  expected=begins[-1], got=payload.nbytes)
+    return payload[begin:end]
+
+
+def row_bounds(group: Group, at: int, parts: int) -> list[int]:
+    """Return where the rows of each rank begin, in bytes, and the end of all."""
+    rows = group.shapes[at][0]
+    each = group.sizes[at] // rows if rows else 0
+    firsts = [rows // parts * part + min(part, rows % parts) for part in range(parts + 1)]
+    return [first * each for first in firsts]
+
+
+def _split_bytes(one: One, parts: int) -> list[int]:
+    """Return how many bytes each rank gets of one rank's array."""
+    group = one.calls.group
+    shape = group.shapes[one.at]
+    splits = group.splits
+    if len(splits) != parts or sum(splits) != shape[0]:
+        raise RemoteProtocolError("splits that are not those of the rows", got=splits,
+                                  expected=f"{parts} that sum to {shape[0]}")
+    each = math.prod(shape[1:]) * group.itemsize
+    return [split * each for split in splits]

@@ -1,0 +1,160 @@
+"""Bad days of a group: cut connections, a killed and a frozen rank, words that are none."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncps.communicator import Communicator
+from asyncps.errors import ClosedError, DeadlineExceeded, RemoteProtocolError
+from asyncps.protocol.frames import COLLECT, COUNT, PART
+from asyncps.roles.peer import MAX_AHEAD_BYTES, Peer
+from asyncps_ext import wire
+from tests.support.group import group
+from tests.support.processes import ProcessGroup, clean_environment
+
+ROOT = Path(__file__).parents[2]
+LARGE = 600_000
+
+
+def test_cut_connections_change_no_sum() -> None:
+    """Every connection is cut again and again; frames are sent again, and count once."""
+    with group(3) as three:
+        over = threading.Event()
+        cuts: list[int] = []
+
+        def cut() -> None:
+            rng = random.Random(0)
+            while not over.wait(0.003):
+                comm = three.ranks[rng.randrange(3)]
+                peers = list(comm._fusing._collecting.peers.values())
+
+                chosen = rng.choice(peers)
+
+                async def abort(peer: Peer = chosen) -> None:
+                    if peer.connection is not None:
+                        cuts.append(peer.rank)
+                        peer.connection.abort()
+
+                comm._runtime.run(abort)
+
+        def work(comm: Communicator) -> int:
+            for step in range(60):
+                large = comm.all_reduce(
+                    np.full(LARGE, step + comm.rank, np.float32), async_op=True)
+                small = [comm.all_reduce(np.full(9, i * comm.rank, np.int64), async_op=True)
+                         for i in range(20)]
+                rows = comm.all_gather(np.full((comm.rank + 1, 50_000), step, np.float32))
+                assert (large.wait() == 3 * step + 3).all()
+                assert all((each.wait() == 3 * i).all() for i, each in enumerate(small))
+                assert rows.shape == (6, 50_000)
+                assert (rows == step).all()
+            return step
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        try:
+            assert three.run(work, limit_s=60) == [59] * 3
+        finally:
+            over.set()
+            cutter.join()
+        assert len(cuts) > 20
+
+
+SCRIPT = """
+import os, signal, sys, time
+import numpy as np
+from asyncps.communicator import Communicator
+from asyncps.errors import AsyncPSError
+comm = Communicator.from_env()
+comm.barrier()
+try:
+    for step in range(10**6):
+        if comm.rank == 1 and step == 5:
+            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        assert (comm.all_reduce(np.ones(300_000, "f4")) == 3).all()
+except AsyncPSError as error:
+    kind = type(error).__name__
+    print(f"rank {comm.rank} hears {kind} of rank {error.rank}: {error}", flush=True)
+    sys.exit(7)
+"""
+
+
+def test_a_killed_rank_is_named_by_all_survivors(processes: ProcessGroup) -> None:
+    launch = processes.asyncps(
+        "launch", "-n", "3", "-s", "0", "--", sys.executable, "-c", SCRIPT, "SIGKILL",
+        env=clean_environment(), cwd=ROOT,
+    )  # fmt: skip
+    assert launch.wait(30) == 137, launch.output
+    for rank in (0, 2):
+        assert f"rank {rank} hears WorkerLost of rank 1" in launch.output, launch.output
+
+
+def test_a_frozen_rank_is_named_within_the_deadline(processes: ProcessGroup) -> None:
+    launch = processes.asyncps(
+        "launch", "-n", "3", "-s", "0", "--", sys.executable, "-c", SCRIPT, "SIGSTOP",
+        env=clean_environment({"ASYNCPS_ROUND_S": "2"}), cwd=ROOT,
+    )  # fmt: skip
+    launch.wait_for_line(r"rank 0 hears DeadlineExceeded")
+    launch.wait_for_line(r"rank 2 hears DeadlineExceeded")
+    assert "lacks ranks [1]" in launch.output
+    launch.wait(20)
+
+
+def test_after_the_end_nothing_can_be_called() -> None:
+    with group(2) as two:
+        two.run(lambda comm: comm.close())
+        for comm in two.ranks:
+            with pytest.raises(ClosedError):
+                comm.all_reduce(np.ones(3))
+            comm.close()
+
+
+def frame(kind: int, request: int = 1, unit: int = 0, group_: int = 0, table: bytes = b"",
+          payload: int = 0, acked: int = 0) -> bytes:
+    return bytes(wire.pack_header(
+        kind, 0, 0, group_, request, unit, 0, 0, len(table), payload, acked, 0)) + table
+
+
+@pytest.mark.parametrize("raw", [
+    frame(COLLECT, table=b"\xc1"),
+    frame(COLLECT, table=b"\x93\x01\x02\x03"),
+    frame(COLLECT, group_=77, table=b"\xc1"),
+    frame(PART, request=10**9, payload=64),
+    frame(PART, request=0, payload=64),
+    frame(COUNT, acked=10**9),
+    frame(12),
+    frame(COLLECT, payload=MAX_AHEAD_BYTES + 1, table=b"\x90"),
+])  # fmt: skip
+def test_a_rank_that_breaks_the_protocol_ends_the_calls_and_crashes_nobody(raw: bytes) -> None:
+    with group(2) as two:
+        two.run(lambda comm: comm.barrier())
+        bad, good = two.ranks
+
+        async def send() -> None:
+            connection = bad._fusing._collecting.peers[1].connection
+            assert connection is not None
+            connection.send([raw], len(raw))
+
+        handle = good.all_reduce(np.ones(3, np.float32), name="other", async_op=True)
+        good.flush()
+        bad._runtime.run(send)
+        with pytest.raises(RemoteProtocolError):
+            handle.wait(20)
+        with pytest.raises(RemoteProtocolError):
+            good.all_reduce(np.ones(3, np.float32))
+
+
+def test_a_deadline_ends_what_waits_too_long() -> None:
+    with group(2, round_s=0.5) as two:
+        def work(comm: Communicator) -> None:
+            if comm.rank == 0:
+                with pytest.raises(DeadlineExceeded, match=r"lacks ranks \[1\]"):
+                    comm.all_reduce(np.ones(3))
+
+        two.run(work)

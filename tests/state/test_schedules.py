@@ -1,0 +1,151 @@
+"""Schedules of collective calls: each element is reduced once, in the order of ranks, and goes
+where it belongs, in whatever order chunks travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncps.state import schedules
+from asyncps.state.schedules import Place, Reduce, Reduction, Schedule, Send, Transfer
+
+CHUNK = 128  # bytes: small, so that there are many
+
+
+def carried_out(
+    makes: Callable[[int], Schedule], arrays: Sequence[np.ndarray], results: Sequence[np.ndarray],
+    shifts: Sequence[int], draw: Callable[[int], int],
+) -> None:
+    """Run the schedules of all ranks; `draw(n)` chooses which of n links delivers next.
+
+    Arrays and results are bytes; sums are of bytes too, modulo 256.
+    """
+    ranks = range(len(arrays))
+    runs = [makes(rank) for rank in ranks]
+    links: dict[tuple[int, int], list[tuple[Send, bytes]]] = {}
+    given_: dict[tuple[int, int], dict[int, bytes]] = {}
+
+    def act(rank: int, steps: Sequence[schedules.Step]) -> None:
+        for step in steps:
+            if isinstance(step, Reduce):
+                parts = given_.pop((rank, step.number), {})
+                assert len(parts) == len(ranks) - 1
+                parts[rank] = arrays[rank][step.start : step.stop].tobytes()
+                total = np.zeros(step.stop - step.start, np.uint8)
+                for each in sorted(parts):
+                    total += np.frombuffer(parts[each], np.uint8)
+                begin = step.start - shifts[rank]
+                results[rank][begin : begin + total.size] = total
+            else:
+                # In place: what is sent is read when it is sent, as the real one lends it.
+                view = (results[rank] if step.is_result and isinstance(runs[rank], Reduction)
+                        else arrays[rank])
+                links.setdefault((rank, step.to), []).append(
+                    (step, view[step.start : step.stop].tobytes()))
+
+    for rank in ranks:
+        act(rank, runs[rank].first())
+    while any(links.values()):
+        open_ = sorted(link for link, sent in links.items() if sent)
+        source, to = open_[draw(len(open_))]
+        send, data = links[source, to].pop(0)
+        place = runs[to].place(source, send.number, send.is_result)
+        assert place is not None
+        assert place.stop - place.start == len(data)
+        if place.is_result:
+            results[to][place.start : place.stop] = np.frombuffer(data, np.uint8)
+        else:
+            given_.setdefault((to, send.number), {})[source] = data
+        act(to, runs[to].came(source, send.number, send.is_result))
+        again = runs[to].place(source, send.number, send.is_result)
+        assert again is None, "a chunk has come, and is still waited for"
+    assert all(run.is_done for run in runs), "somebody waits in a circle, or for nothing"
+
+
+def bytes_of(ranks: int, size: int) -> list[np.ndarray]:
+    rng = np.random.default_rng([ranks, size])
+    return [rng.integers(0, 256, size, dtype=np.uint8) for _ in range(ranks)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 3000), st.sampled_from([1, 2, 4, 8]), st.data())
+def test_all_reduce_sums_each_element_once(
+    ranks: int, count: int, itemsize: int, data: st.DataObject
+) -> None:
+    arrays = bytes_of(ranks, count * itemsize)
+    total = np.sum(arrays, axis=0, dtype=np.uint8)
+    bounds = schedules.shares(count * itemsize, itemsize, ranks)
+    carried_out(
+        lambda rank: Reduction(rank, bounds, CHUNK, comes_back=True), arrays, arrays, [0] * ranks,
+        lambda n: data.draw(st.integers(0, n - 1)),
+    )
+    for array in arrays:
+        np.testing.assert_array_equal(array, total)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 6), st.data())
+def test_reduce_scatter_leaves_each_its_share(ranks: int, data: st.DataObject) -> None:
+    sizes = [data.draw(st.integers(0, 400)) for _ in range(ranks)]
+    bounds = [0, *np.cumsum(sizes).tolist()]
+    arrays = bytes_of(ranks, bounds[-1])
+    before = [array.copy() for array in arrays]
+    results = [np.zeros(size, np.uint8) for size in sizes]
+    carried_out(
+        lambda rank: Reduction(rank, bounds, CHUNK, comes_back=False), arrays, results, bounds,
+        lambda n: data.draw(st.integers(0, n - 1)),
+    )
+    total = np.sum(before, axis=0, dtype=np.uint8)
+    for rank, result in enumerate(results):
+        np.testing.assert_array_equal(result, total[bounds[rank] : bounds[rank + 1]])
+        np.testing.assert_array_equal(arrays[rank], before[rank])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 6), st.data())
+def test_bytes_go_where_they_belong(ranks: int, data: st.DataObject) -> None:
+    splits = [[data.draw(st.integers(0, 300)) for _ in range(ranks)] for _ in range(ranks)]
+    arrays = [bytes_of(1, sum(row) + rank)[0][: sum(row)] for rank, row in enumerate(splits)]
+    expected = [np.concatenate([
+        arrays[source][sum(splits[source][:to]) : sum(splits[source][: to + 1])]
+        for source in range(ranks)]) for to in range(ranks)]
+    results = [np.zeros(each.size, np.uint8) for each in expected]
+    for rank in range(ranks):  # what stays
+        begin = sum(splits[before][rank] for before in range(rank))
+        own = sum(splits[rank][:rank])
+        results[rank][begin : begin + splits[rank][rank]] = (
+            arrays[rank][own : own + splits[rank][rank]])
+    flows = schedules.exchange_flows(splits)
+    carried_out(lambda rank: Transfer(rank, flows, CHUNK), arrays, results, [0] * ranks,
+                lambda n: data.draw(st.integers(0, n - 1)))
+    for result, want in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, want)
+
+
+@pytest.mark.parametrize(("nbytes", "itemsize", "parts", "bounds"), [
+    (0, 4, 2, [0, 0, 0]),
+    (4, 4, 2, [0, 0, 4]),
+    (256, 4, 2, [0, 128, 256]),
+    (260, 4, 2, [0, 128, 260]),
+    (1000, 8, 3, [0, 320, 640, 1000]),
+])  # fmt: skip
+def test_shares_begin_at_cache_lines(
+    nbytes: int, itemsize: int, parts: int, bounds: list[int]
+) -> None:
+    assert schedules.shares(nbytes, itemsize, parts) == bounds
+
+
+def test_what_is_not_to_come_has_no_place() -> None:
+    bounds = schedules.shares(1024, 4, 2)
+    run = Reduction(0, bounds, 256, comes_back=True)
+    assert run.place(1, 0, False) == Place(0, 256, False)
+    assert run.place(1, 2, True) == Place(512, 768, True)
+    assert run.place(1, 2, False) is None  # a contribution to what is not ours
+    assert run.place(1, 0, True) is None  # a result of what is ours
+    assert run.place(0, 2, True) is None  # from ourselves
+    assert run.place(1, 99, True) is None

@@ -42,6 +42,7 @@ test-core: $(VENV)/.installed-test
 	$(VENV_PYTHON) -m pytest -m '$(CORE)' $(PYTEST_ARGS)
 
 sanitize: $(VENV)/.installed-test
+	$(VENV_PYTHON) -m pip install --quiet 'setuptools>=77' 'cython>=3.1,<4'
 	$(VENV_PYTHON) tests/sanitized.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev

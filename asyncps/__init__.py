@@ -15,6 +15,7 @@ from asyncps.later import LATER_NAMES
 from asyncps.localcluster import LocalCluster
 from asyncps.localstore import LocalStore
 from asyncps.tensor.rowsparse import RowSparse
+from asyncps.ticket import JobTicket
 from asyncps.trainer import Trainer
 
 
@@ -32,6 +33,7 @@ __all__ = [
     "Communicator",
     "Config",
     "Handle",
+    "JobTicket",
     "KVStore",
     "LocalCluster",
     "LocalStore",

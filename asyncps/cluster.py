@@ -21,7 +21,7 @@ from asyncps.roles.plan import StoreConfig, agreement
 from asyncps.roles.report import Ending, ending_of, ends_by_exception
 from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.worker import Worker
-from asyncps.state.agreements import MAX_STALENESS
+from asyncps.state.openings import MAX_STALENESS, no_servers
 from asyncps.transport.network import Network, TcpNetwork
 from asyncps.values import check_name
 
@@ -241,6 +241,8 @@ def checked(
         raise ConfigError(f"this process is a {settings.role}; start that role by "
                           f"python -m asyncps {settings.role}", expected="a worker",
                           got=settings.role)
+    if kind in _MEANS and not settings.num_servers:
+        raise no_servers(type)
     return kind, agreement(kind, order, reduce, staleness, multi_precision), settings
 
 

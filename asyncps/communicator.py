@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,8 +11,6 @@ from typing import Any, Self
 import numpy as np
 
 from asyncps.collectivecall import CollectiveHandle
-from asyncps.config import Config, in_cluster
-from asyncps.embedded import Scope, embed, real_network
 from asyncps.errors import (
     ConfigError,
     DtypeMismatch,
@@ -21,11 +18,12 @@ from asyncps.errors import (
     TensorError,
     is_text,
 )
+from asyncps.forming import Forming
 from asyncps.fusing import Fusing, Kind
 from asyncps.plainobjects import check_size, packed, unpacked
+from asyncps.roles.machine import place_on_machine
 from asyncps.roles.made import MAX_NAME, Op, Verb
-from asyncps.roles.report import ending_of, ends_by_exception
-from asyncps.roles.runtime import Runtime, loop_factory
+from asyncps.roles.runtime import Runtime
 from asyncps.roles.worker import Worker
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import from_host, to_host
@@ -37,7 +35,7 @@ _OPS = {"sum": Op.SUM, "mean": Op.MEAN, "average": Op.MEAN, "min": Op.MIN, "max"
 _MOST_KINDS = 256
 
 
-class Communicator:
+class Communicator(Forming):
     """The collective calls of one rank. Methods may be called from any thread.
 
     Every rank makes the same calls: those with a name in any order, those without in one order. The
@@ -56,70 +54,12 @@ class Communicator:
         if mesh is None or mesh.collecting is None:
             raise ConfigError("this process has joined without being connected with the others",
                               expected="a communicator, or a store of type allreduce, as the first")
-        self._worker = worker
-        self._runtime = runtime
+        super().__init__(worker, runtime, release)
         self._collecting = mesh.collecting
-        self._release = release
         self.rank: int = worker.node.rank
         self.world_size: int = worker.node.num_workers
         self._kinds: dict[tuple[Any, ...], Kind] = {}  # by the words of a reduction
         self._fusing = Fusing(mesh.collecting, runtime, self.rank, self.world_size)
-
-    @classmethod
-    def from_env(cls, **settings: Any) -> Self:
-        """Join the job that the environment names; alone without one.
-
-        Args:
-            settings: Of `asyncps.config.Config`, by name.
-
-        Raises:
-            RendezvousTimeout: Not everybody came.
-            ConfigError: A setting that cannot be.
-        """
-        return cls._open(Config.from_env(**settings), in_cluster() or "scheduler" in settings)
-
-    @classmethod
-    def _open(cls, settings: Config, clustered: bool = True) -> Self:
-        runtime = Runtime(loop_factory(settings))
-        scope = Scope(runtime.spawn)
-        ending = ending_of(settings) if clustered else None
-
-        async def join() -> Worker:
-            config, network = settings, real_network()
-            if not clustered:
-                config, network = await embed(
-                    settings.replace(num_workers=1, num_servers=0), scope, 0, 1, tcp=False)
-            worker = Worker(config, network, runtime.spawn, meets=True)
-            scope.roles.append(worker)
-            await worker.start()
-            return worker
-
-        def release() -> None:
-            atexit.unregister(at_exit)
-            try:
-                runtime.run(scope.close)
-            finally:
-                runtime.close()
-
-        def at_exit() -> None:
-            """A normal exit leaves for good; after an uncaught exception others hear of a loss."""
-            if runtime.forked:
-                return
-            if ends_by_exception():
-                runtime.close()
-            else:
-                worker.node.ending = ending
-                opened.close()
-
-        try:
-            worker = runtime.run(join)
-            opened = cls(worker, runtime, release)
-        except BaseException:
-            release()
-            raise
-        runtime.sockets.append(worker.sockets)
-        atexit.register(at_exit)
-        return opened
 
     # ---- facts ----
 
@@ -127,6 +67,17 @@ class Communicator:
     def size(self) -> int:
         """How many ranks there are."""
         return self.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among those of its machine: as the launcher says, else by rank."""
+        told = self._worker.config.local_rank
+        return place_on_machine(self._worker.node.members, self.rank)[0] if told is None else told
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks are on this machine."""
+        return place_on_machine(self._worker.node.members, self.rank)[1]
 
     # ---- verbs ----
 

@@ -19,7 +19,8 @@ DEFAULT_SCHEDULER = "127.0.0.1:9091"
 
 
 def _setting(default: Any, unit: str, why: str, *env: str) -> Any:
-    return field(default=default, metadata={"unit": unit, "why": why, "env": env})
+    return field(default=default, repr=unit != "secret",
+                 metadata={"unit": unit, "why": why, "env": env})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Config:
         "ASYNCPS_NUM_WORKERS", "DMLC_NUM_WORKER",
     )
     num_servers: int = _setting(
-        1, "processes", "the job starts when all have joined",
+        1, "processes", "the job starts when all have joined; 0: a group of workers alone",
         "ASYNCPS_NUM_SERVERS", "DMLC_NUM_SERVER",
     )
     scheduler: str = _setting(
@@ -160,6 +161,9 @@ class Config:
             if not least <= getattr(self, name) <= 4096:
                 raise ConfigError(f"{name} is out of range", expected=f"{least} to 4096",
                                   got=getattr(self, name))
+        if self.role == "server" and not self.num_servers:
+            raise ConfigError("a server of a job without servers",
+                              expected="num_servers of at least 1", got=0)
         total = {"worker": self.num_workers, "server": self.num_servers, "scheduler": 1}
         if self.role and self.rank is not None and not 0 <= self.rank < total[self.role]:
             raise ConfigError(f"rank of this {self.role} is out of range",
@@ -204,6 +208,15 @@ class Config:
     def replace(self, **changes: Any) -> Config:
         """Return a copy with other values, checked again."""
         return dataclasses.replace(self, **changes)
+
+
+# What makes a process a member of one job: whoever starts another job for it leaves these out.
+MEMBERSHIP = frozenset({
+    "ASYNCPS_ROLE", "ASYNCPS_RANK", "ASYNCPS_LOCAL_RANK", "ASYNCPS_PARENT", "ASYNCPS_NUM_WORKERS",
+    "ASYNCPS_NUM_SERVERS", "ASYNCPS_SCHEDULER", "ASYNCPS_TOKEN", "ASYNCPS_JOB",
+    "ASYNCPS_ON_WORKER_LOST", "DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER",
+    "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID",
+})  # fmt: skip
 
 
 def in_cluster(environ: Mapping[str, str] | None = None) -> bool:

@@ -22,6 +22,7 @@ from asyncps.errors import (
 from asyncps.following import Followers
 from asyncps.roles.client import Client
 from asyncps.roles.gains import gains
+from asyncps.roles.machine import place_on_machine
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, bound_of
 from asyncps.roles.shortcut import Attempt, Shortcut
@@ -73,16 +74,10 @@ class Core(RowCalls):
 
     @property
     def local_rank(self) -> int:
-        """This worker's number on its host: as the launcher says, else by rank on that host."""
+        """This worker's number on its machine: as the launcher says, else by rank there."""
         if self.worker.config.local_rank is not None:
             return self.worker.config.local_rank
-        mine = next(
-            m for m in self.worker.node.members if m.role == "worker" and m.rank == self.rank
-        )
-        return sum(
-            1 for m in self.worker.node.members
-            if m.role == "worker" and m.hostname == mine.hostname and m.rank < mine.rank
-        )
+        return place_on_machine(self.worker.node.members, self.rank)[0]
 
     def check_open(self) -> None:
         """Refuse to work on a closed store.

@@ -60,7 +60,11 @@ ROOMS = (
     Room("asyncps.transport", 5, frozenset({"asyncps.state"})),
     Room("asyncps.roles", 6),
     Room("asyncps.data", 7.0, WIRE),
+    Room("asyncps.hosting", 6.9, frozenset({"asyncps.protocol"})),  # it may choose a Channel
     Room("asyncps.ticket", 7.0, WIRE),
+    Room("asyncps.mpiplace", 6.9, WIRE | ASYNCIO | SOCKETS),
+    Room("asyncps.session", 6.9, WIRE | ASYNCIO | SOCKETS),
+    Room("asyncps.mpi", 7.0, WIRE),
     Room("asyncps.later", 7.0, WIRE),
     Room("asyncps.following", 7.0, WIRE),
     Room("asyncps.updating", 7.0, WIRE),
@@ -87,6 +91,7 @@ ROOMS = (
     Room("asyncps.plainobjects", 7.0, WIRE),
     Room("asyncps.fusing", 7.1, WIRE),
     Room("asyncps.embedded", 7.25, frozenset({"asyncps.protocol"})),
+    Room("asyncps.forming", 7.26, WIRE),
     Room("asyncps.communicator", 7.27, WIRE),
     Room("asyncps.cluster", 7.3, frozenset({"asyncps.protocol"})),  # it may choose a Channel
     Room("asyncps.localcluster", 7.35, frozenset({"asyncps.protocol"})),  # and another
@@ -104,8 +109,9 @@ ROOMS = (
 BY_NAME = {room.name: room for room in ROOMS}
 FACES = ("asyncps", "asyncps.observe")  # rooms of an __init__ alone: what is below needs its own
 
-# torch and cupy are imported in integrations. The one module beside it that may load one by name:
-LOADERS = {"asyncps.tensor.arrays": frozenset({"cupy"})}
+# torch and cupy are imported in integrations. The modules beside it that may load a library by its
+# name, where it is there:
+LOADERS = {"asyncps.tensor.arrays": frozenset({"cupy"}), "asyncps.mpi": frozenset({"mpi4py"})}
 
 # Who reads the environment, and which names (None is any).
 ENVIRON_READERS = {"asyncps.config": None, "asyncps_ext": frozenset({"ASYNCPS_PURE"})}
@@ -183,7 +189,8 @@ def import_problems(module: Module) -> Iterator[tuple[int, str]]:
         elif top in ("asyncps", "asyncps_ext"):
             yield from ((line, text) for text in floor_problems(room, imported))
         elif top not in sys.stdlib_module_names and top not in DEPENDENCIES:
-            yield line, f"{top} is no dependency of asyncps"
+            if top not in LOADERS.get(module.name, frozenset()):
+                yield line, f"{top} is no dependency of asyncps"
         elif room.name == "asyncps_ext" and top in DEPENDENCIES - {"numpy"}:
             yield line, f"asyncps_ext imports numpy and nothing else that is installed, not {top}"
 
@@ -334,6 +341,7 @@ NOT_ALLOWED = [
     ("asyncps/integrations/torch", "from asyncps import launch", "only lower floors"),
     ("asyncps/launch/local", "from asyncps.cli import main", "only lower floors"),
     ("asyncps/launch/local", "import paramiko", "no dependency"),
+    ("asyncps/ticket", "import mpi4py", "no dependency"),
     ("asyncps/roles/server", "import asyncps", "only lower floors"),
     ("asyncps/state/rounds", "from asyncps.novelty import x", "stands in no room"),
 ]

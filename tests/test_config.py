@@ -100,7 +100,9 @@ def test_number_that_cannot_be_read_names_its_variable(env: dict[str, str]) -> N
 
 @pytest.mark.parametrize("words", [
     {"role": "boss"}, {"loop": "trio"}, {"on_worker_lost": "restart"}, {"num_workers": 0},
-    {"num_servers": 5000}, {"role": "worker", "rank": 1}, {"role": "worker", "rank": -1},
+    {"num_servers": 5000}, {"num_servers": -1},
+    {"role": "server", "num_servers": 0},
+    {"role": "worker", "rank": 1}, {"role": "worker", "rank": -1},
     {"role": "scheduler", "rank": 1}, {"round_s": 0.0}, {"answer_s": -1.0},
     {"heartbeat_s": float("nan")}, {"round_s": float("inf")}, {"chunk_bytes": 1},
     {"chunk_bytes": 1 << 31}, {"slab_bytes": 0}, {"send_budget_bytes": 1 << 50},
@@ -132,3 +134,16 @@ def test_settings_do_not_change() -> None:
         config.num_workers = 3  # type: ignore[misc]
     assert config.replace(num_workers=3).num_workers == 3
     assert config.num_workers == 2
+
+
+def test_a_job_may_have_no_servers() -> None:
+    assert Config(num_servers=0, role="worker", rank=0).num_servers == 0
+    assert Config.from_env({"ASYNCPS_NUM_SERVERS": "0"}).num_servers == 0
+    with pytest.raises(ConfigError, match="a server of a job without servers"):
+        Config(num_servers=0, role="server", rank=0)
+
+
+def test_the_secret_is_not_shown() -> None:
+    shown = repr(Config(token="my-secret"))
+    assert "my-secret" not in shown
+    assert "token" not in shown

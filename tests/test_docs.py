@@ -63,10 +63,12 @@ def words_after(words: list[str], *first: str) -> list[str] | None:
 # ------------------------------------------------------------------------------------ code blocks
 
 
+WITH_CODE = ["README.md", "docs/kvstore.md", "docs/mxnet.md", "docs/compression.md",
+             "docs/groups.md", "docs/communicator.md"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["README.md", "docs/kvstore.md", "docs/mxnet.md", "docs/compression.md"]
-)
+@pytest.mark.parametrize("name", WITH_CODE)
 def test_python_blocks_run_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     for begin, source in blocks(read(name), "python"):
@@ -264,7 +266,7 @@ def test_architecture_page_names_every_module() -> None:
 
 
 def test_public_names_are_told() -> None:
-    text = read("README.md") + read("docs/kvstore.md")
+    text = read("README.md") + read("docs/kvstore.md") + read("docs/groups.md")
     silent = {"LocalStore", "Config"}
     assert [name for name in asyncps.__all__ if name not in text and name not in silent] == []
 

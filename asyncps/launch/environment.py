@@ -5,16 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from asyncps.config import MEMBERSHIP as MANAGED
 from asyncps.errors import ConfigError
 
-# What the launcher decides for each process: a value of the caller's environment would be another
-# cluster's.
-MANAGED = frozenset({
-    "ASYNCPS_ROLE", "ASYNCPS_RANK", "ASYNCPS_LOCAL_RANK", "ASYNCPS_PARENT", "ASYNCPS_NUM_WORKERS",
-    "ASYNCPS_NUM_SERVERS", "ASYNCPS_SCHEDULER", "ASYNCPS_TOKEN", "ASYNCPS_JOB",
-    "ASYNCPS_ON_WORKER_LOST", "DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER",
-    "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID",
-})  # fmt: skip
 _SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:[=:](.*))?", re.DOTALL)
 
 

@@ -21,6 +21,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     port: int
     hostname: str
     pid: int
+    machine: str = ""
 
 
 class ErrorInfo(Message, tag=41):

@@ -54,6 +54,8 @@ class Join(Message, tag=1):
 
     `incarnation` is 0 for a process that joins for the first time, and its own number when it
     comes back over a new connection. `host` and `port` are where it listens (servers), else "".
+    `machine` tells which machine it is on, whatever its host is called ("": it does not say), and
+    `num_workers` how many workers it was told of (0: it does not say).
     """
 
     role: str
@@ -63,6 +65,8 @@ class Join(Message, tag=1):
     port: int
     hostname: str
     pid: int
+    machine: str = ""
+    num_workers: int = 0
 
 
 class Joined(Message, tag=2):

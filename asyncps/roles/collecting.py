@@ -94,7 +94,7 @@ class Collecting:
         for peer in others:
             peer.send(COLLECT, number, base, payload is not None, table=made.table,
                       payload=payload, then=arrived)
-        self._carry_out(ranks, ranks.matching.add(self.me, Calls(made.table, base, made)))
+        self._carry_out(ranks, lambda: ranks.matching.add(self.me, Calls(made.table, base, made)))
 
     async def join(self, number: int) -> int:
         """Take part in nothing more until all have joined; return who was the last."""
@@ -106,7 +106,7 @@ class Collecting:
         for rank in ranks.matching.ranks:
             if rank != self.me:
                 self.peers[rank].send(JOINED, number, ranks.steps)
-        self._carry_out(ranks, ranks.matching.join(self.me, ranks.steps))
+        self._carry_out(ranks, lambda: ranks.matching.join(self.me, ranks.steps))
         return await joining
 
     def leave(self) -> None:
@@ -142,12 +142,12 @@ class Collecting:
             payload = np.empty(0, np.uint8)
         # Its table is looked into only if it is another than ours.
         calls = Calls(table, header.request, Came(self.peers[rank], payload))
-        self._carry_out(ranks, ranks.matching.add(rank, calls))
+        self._carry_out(ranks, lambda: ranks.matching.add(rank, calls))
 
     def joined(self, rank: int, header: Header) -> None:
         """A peer takes part in nothing more until all have joined."""
         ranks = self._ranks(rank, header)
-        self._carry_out(ranks, ranks.matching.join(rank, header.request))
+        self._carry_out(ranks, lambda: ranks.matching.join(rank, header.request))
 
     def parted(self, rank: int) -> None:
         """A peer has left for good: what needs it fails."""
@@ -198,11 +198,11 @@ class Collecting:
 
     # ---- what is complete ----
 
-    def _carry_out(self, ranks: Ranks, outcomes: Sequence[Outcome]) -> None:
+    def _carry_out(self, ranks: Ranks, event: Callable[[], Sequence[Outcome]]) -> None:
         try:
-            for outcome in outcomes:
+            for outcome in event():
                 self._come_to(ranks, outcome)
-        except AsyncPSError as error:  # what a peer has said of its arrays cannot be
+        except AsyncPSError as error:  # what a peer has said of its calls cannot be
             self.fail(error)
 
     def _come_to(self, ranks: Ranks, outcome: Outcome) -> None:

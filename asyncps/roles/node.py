@@ -36,6 +36,7 @@ from asyncps.protocol.messages import (
     Members,
     Shutdown,
 )
+from asyncps.roles.machine import machine_id
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link
 from asyncps.transport.network import Network
@@ -239,7 +240,8 @@ class Node:
         rank = None if self.rank < 0 else self.rank
         host, port = self._place
         return Join(
-            self.role, rank, self.incarnation, host, port, socket.gethostname(), os.getpid()
+            self.role, rank, self.incarnation, host, port, socket.gethostname(), os.getpid(),
+            machine_id(), self.config.num_workers,
         )
 
     def _greet(self) -> bytes | None:

@@ -146,14 +146,23 @@ class Runtime:
         if self.forked:
             raise self._gone()
 
+    def stop(self) -> None:
+        """Stop the loop and do not wait; for whoever runs on it himself."""
+        if self._loop is not None and self._stop is not None and not self._ended:
+            with contextlib.suppress(RuntimeError):  # the loop closed meanwhile
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the loop has ended; return whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     def close(self) -> None:
         """Stop the loop and wait for its thread."""
         if self._closed or self.forked:
             return
         self._closed = True
-        assert self._loop is not None
-        assert self._stop is not None
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self.stop()
         self._thread.join()
 
     def _gone(self) -> ClosedError:

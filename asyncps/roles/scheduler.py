@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from asyncps.config import Config
 from asyncps.errors import AsyncPSError, RemoteProtocolError
@@ -13,6 +14,7 @@ from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.handshake import Hello
 from asyncps.roles.node import Spawn
 from asyncps.roles.server import refuse_open_door
+from asyncps.state.groups import Groups
 from asyncps.state.scheduling import Close, Instruction, Log, SchedulerState, Send, Stop
 from asyncps.transport.connection import Connection
 from asyncps.transport.network import Listening, Network
@@ -32,20 +34,25 @@ class Scheduler:
         config: The settings; `bind` is where it listens, by default its own address.
         network: How it is reached.
         spawn: Starts a named task in the task group that owns this role.
+        decides: Makes the state machine: a job's, or `Groups`, which serves one after another.
 
     Attributes:
         port: Where it listens, once started.
         tell: Says a line to whoever started this role.
     """
 
-    def __init__(self, config: Config, network: Network, spawn: Spawn) -> None:
+    def __init__(
+        self, config: Config, network: Network, spawn: Spawn,
+        decides: type[SchedulerState] | type[Groups] = SchedulerState,
+    ) -> None:
         self.config = config
         self.port = 0
         self.tell: Callable[[str], None] = lambda text: None
         self._network = network
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
-        self._state = SchedulerState(config, self._loop.time())
+        self._decides = decides
+        self._state = decides(config, self._loop.time())
         self._sinks: dict[int, _Sink] = {}
         self._next = 1
         self._listening: Listening | None = None
@@ -70,7 +77,7 @@ class Scheduler:
             place = str(Address(found.host, self.port, self.port))
             if not self._network.has_sockets:
                 place = ""  # nobody can go there
-            self._state = SchedulerState(self.config.replace(scheduler=place), self._loop.time())
+            self._state = self._decides(self.config.replace(scheduler=place), self._loop.time())
         self._spawn(self._tick(), "ticks of the scheduler")
 
     async def run(self) -> None:
@@ -90,6 +97,12 @@ class Scheduler:
             self._listening.close()
         for sink in list(self._sinks.values()):
             sink.connection.close()
+
+    def sockets(self) -> list[Any]:
+        """Return the sockets of all connections and where it listens, for a forked child."""
+        found = [sink.connection.socket() for sink in self._sinks.values()]
+        listening = [] if self._listening is None else self._listening.sockets()
+        return [sock for sock in (*listening, *found) if sock is not None]
 
     def status(self) -> messages.JobStatus:
         """Return the job as it is known now."""

@@ -187,6 +187,10 @@ class Worker:
         assert isinstance(answer, Placed)
         await learn(client, answer.placements, self.ask_server)
 
+    async def meet(self) -> None:
+        """Wait for all workers of the job, of whatever store, or without any."""
+        await self.questions.ask(messages.Barrier(0), "at the barrier")
+
     async def barrier(self, client: Client) -> None:
         """Wait for all workers."""
         await self.questions.ask(messages.Barrier(client.number), "at the barrier")

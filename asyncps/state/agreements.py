@@ -15,6 +15,10 @@ from asyncps.errors import (
     RemoteProtocolError,
 )
 from asyncps.protocol import messages as m
+from asyncps.state.answers import Action as Action
+from asyncps.state.answers import Answer as Answer
+from asyncps.state.answers import Order as Order
+from asyncps.state.answers import all_done, concluded, joined_error, placed
 from asyncps.state.meetings import Call as Call
 from asyncps.state.meetings import Meeting as Meeting
 from asyncps.state.meetings import left_error
@@ -22,7 +26,6 @@ from asyncps.state.openings import MAX_STALENESS as MAX_STALENESS
 from asyncps.state.openings import check_config, check_name, closed_error
 from asyncps.state.routing import Routing
 from asyncps.state.sayings import canonical, disagreement, spelled
-from asyncps.state.together import conclude
 
 MAX_STORES = 256  # open stores of a job: protects the scheduler's memory
 
@@ -31,26 +34,6 @@ StoreRequest = (
     | m.SetOptimizer | m.SetCompression | m.Word | m.ListKeys | m.JoinStore | m.AskAbsent
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer a worker's request."""
-
-    rank: int
-    request: int
-    message: m.Message
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Tell a server something that it has to answer; `request` is the scheduler's own number."""
-
-    server: int
-    request: int
-    message: m.Install | m.Attendance
-
-
-Action = Answer | Order
 Parted = tuple[list[list[Call]], list[Call]]  # generations that are complete, calls that break
 
 
@@ -93,6 +76,7 @@ class Stores:
         self._next_request = 1
         self._tasks: dict[int, _Task] = {}  # by each request number that is not answered
         self._no_owner: ClusterError | None = None  # why rank 0 initialises no more keys
+        self._everybody = Meeting(self._workers)  # the job's own barrier, of no store: number 0
 
     def handle(self, rank: int, request: int, message: StoreRequest) -> list[Action]:
         """A live worker asks.
@@ -109,12 +93,13 @@ class Stores:
             case m.CloseStore():
                 return self._close(rank, request, self._store(message.store))
             case m.Barrier():
-                meeting = self._store(message.store).barrier
-                return _all_done(meeting.come(rank, request, None) or [])
+                number = message.store
+                meeting = self._store(number).barrier if number else self._everybody
+                return all_done(meeting.come(rank, request, None) or [])
             case m.SetOptimizer() | m.SetCompression():
                 store = self._store(message.store)
                 if store.joined:
-                    raise _joined_error(store)
+                    raise joined_error(store.joined)
                 if isinstance(message, m.SetOptimizer):
                     check_name("an optimizer", message.name)
                 canonical(message)
@@ -123,20 +108,20 @@ class Stores:
             case m.Together() | m.Word():
                 store = self._store(message.store)
                 if store.joined:
-                    raise _joined_error(store)
-                return _concluded(store.together.come(rank, request, message) or [])
+                    raise joined_error(store.joined)
+                return concluded(store.together.come(rank, request, message) or [])
             case m.ListKeys():
                 routing = self._store(message.store).routing
-                return [_placed(routing, rank, request, routing.page(message.start))]
+                return [placed(routing, rank, request, routing.page(message.start))]
             case m.Declare():
                 return self._declare(rank, request, message)
             case m.Await():
                 routing = self._store(message.store).routing
                 found = routing.wait((rank, request), message.keys)
-                return [] if found is None else [_placed(routing, rank, request, found)]
+                return [] if found is None else [placed(routing, rank, request, found)]
             case m.Lookup():
                 routing = self._store(message.store).routing
-                return [_placed(routing, rank, request, routing.lookup(message.keys))]
+                return [placed(routing, rank, request, routing.lookup(message.keys))]
             case m.Ready():
                 return self._ready(rank, request, message)
             case m.AskAbsent():
@@ -180,6 +165,11 @@ class Stores:
             self._no_owner = why
         actions: list[Action] = []
         depart = Meeting.leave if lost is None else Meeting.lose
+        complete, broken = depart(self._everybody, rank)
+        for generation in complete:
+            actions += all_done(generation)
+        error = m.error_to_wire(why)
+        actions += [Answer(call.rank, call.request, error) for call in broken]
         for store in self._by_number.values():
             actions += self._depart(store, rank, why, depart)
         return actions + self._drop_closed()
@@ -191,13 +181,13 @@ class Stores:
         actions: list[Action] = []
         complete, broken = depart(store.barrier, rank)
         for generation in complete:
-            actions += _all_done(generation)
+            actions += all_done(generation)
         complete, more = depart(store.optimizer, rank)
         for generation in complete:
             actions += self._agree(store, generation)
         complete, cut = store.together.leave(rank, why)
         for generation in complete:
-            actions += _concluded(generation)
+            actions += concluded(generation)
         error = m.error_to_wire(why)
         actions += [Answer(call.rank, call.request, error) for call in broken + more + cut]
         store.joined.pop(rank, None)
@@ -230,7 +220,8 @@ class Stores:
     def missing(self) -> list[tuple[tuple[int, str, int], list[int], int]]:
         """Return what some workers wait for others for: (store, what, generation), whom, how many.
         """
-        found = []
+        found = [((0, "barrier", generation), ranks, count)
+                 for generation, ranks, count in self._everybody.missing()]
         for store in self._by_number.values():
             for what, meeting in (("barrier", store.barrier), ("optimizer", store.optimizer),
                                   ("checkpoint", store.together)):
@@ -261,7 +252,7 @@ class Stores:
 
     def _open(self, rank: int, request: int, message: m.OpenStore) -> list[Action]:
         check_name("a store", message.name)
-        check_config(message.config)
+        check_config(message.config, self._config.num_servers)
         store = self._by_name.get(message.name)
         if store is None:
             return self._create(rank, request, message)
@@ -297,7 +288,7 @@ class Stores:
         if rank in store.joined:
             raise RemoteProtocolError("a worker that has joined joins again", rank=rank)
         store.joined[rank] = request
-        error = m.error_to_wire(_joined_error(store))
+        error = m.error_to_wire(joined_error(store.joined))
         actions: list[Action] = [
             Answer(call.rank, call.request, error)
             for meeting in (store.optimizer, store.together) for call in meeting.break_open()
@@ -305,7 +296,7 @@ class Stores:
         store.optimizer.rest(rank)
         store.together.rest(rank)
         for generation in store.barrier.rest(rank):
-            actions += _all_done(generation)
+            actions += all_done(generation)
         actions += self._command(store, m.Attendance(store.number, rank), [])[1]
         return actions + self._end_joining(store)
 
@@ -346,7 +337,7 @@ class Stores:
         routing = self._store(message.store).routing
         if rank != 0:
             raise RemoteProtocolError("only rank 0 declares keys", rank=rank)
-        answer = _placed(routing, rank, request, routing.declare(message.keys))
+        answer = placed(routing, rank, request, routing.declare(message.keys))
         refused = routing.mismatched(spec.key for spec in message.keys)
         return [answer, *(Answer(*waiter, m.error_to_wire(error)) for waiter, error in refused)]
 
@@ -356,7 +347,7 @@ class Stores:
             raise RemoteProtocolError("only rank 0 says that keys are ready", rank=rank)
         released = routing.ready(message.keys)
         return [Answer(rank, request, m.Done()),
-                *(_placed(routing, *waiter, placements) for waiter, placements in released)]
+                *(placed(routing, *waiter, placements) for waiter, placements in released)]
 
     def _agree(self, store: _Store, calls: list[Call]) -> list[Action]:
         sayings: dict[bytes, list[Call]] = {}
@@ -369,7 +360,7 @@ class Stores:
             return [Answer(call.rank, call.request, error) for call in calls]
         words = calls[0].words
         if not isinstance(words, m.SetOptimizer):  # a compression, which servers need not know
-            return _all_done(calls)
+            return all_done(calls)
         kind = optim.REGISTRY.get(words.name)
         if words.whole_keys or (kind is not None and kind.whole_keys):
             try:
@@ -379,22 +370,3 @@ class Stores:
                 return [Answer(call.rank, call.request, error) for call in calls]
         install = m.Install(store.number, store.config, words.name, words.hyper, keep=words.keep)
         return self._command(store, install, [(call.rank, call.request) for call in calls])[1]
-
-
-def _placed(routing: Routing, rank: int, request: int, placements: list[m.Placement]) -> Answer:
-    return Answer(rank, request, m.Placed(routing.version, placements))
-
-
-def _all_done(calls: list[Call]) -> list[Action]:
-    return [Answer(call.rank, call.request, m.Done()) for call in calls]
-
-
-def _concluded(calls: list[Call]) -> list[Action]:
-    answers = conclude([(call.rank, call.words) for call in calls])
-    return [Answer(call.rank, call.request, answer)
-            for call, answer in zip(calls, answers, strict=True)]
-
-
-def _joined_error(store: _Store) -> ClusterError:
-    ranks = ", ".join(map(str, store.joined))[:400]
-    return ClusterError(f"not while workers have joined, which nobody waits for: {ranks}")

@@ -35,6 +35,17 @@ def why_not(links: Iterable[Link], role: str, config: Config) -> str | None:
     return "too many connections" if len(links) >= most else None
 
 
+def idle(links: Iterable[Link], since: float) -> list[tuple[int, str]]:
+    """Return the links that were opened before `since` and serve nobody, and what each lacks."""
+    found = []
+    for link in links:
+        if link.opened < since and link.role == "observer":
+            found.append((link.number, "it asks nothing"))
+        elif link.opened < since and link.node is None and link.role != "launcher":
+            found.append((link.number, "it did not join"))
+    return found
+
+
 def out_of_place(role: str, message: Message) -> RemoteProtocolError:
     """Return the error of a message that a role does not send here."""
     return RemoteProtocolError(f"{type(message).__name__} of a {role} is out of place here")

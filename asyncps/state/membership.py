@@ -205,14 +205,18 @@ class Outbox:
 
 
 class Membership:
-    """The member table; `config` tells how many there are, and the limits of silence."""
+    """The member table; `config` tells how many there are, and the limits of silence.
 
-    def __init__(self, config: Config) -> None:
+    Attributes:
+        next_incarnation: Of the next process that joins; the first has `first`.
+    """
+
+    def __init__(self, config: Config, first: int = 1) -> None:
         self._config = config
         self._totals = {"server": config.num_servers, "worker": config.num_workers}
         self._silence_s = {"server": config.frozen_server_s, "worker": config.frozen_worker_s}
         self._nodes: dict[tuple[str, int], Node] = {}
-        self._next_incarnation = 1
+        self.next_incarnation = first
 
     def __iter__(self) -> Iterator[Node]:
         """Servers first, each role by rank."""
@@ -236,8 +240,8 @@ class Membership:
         if total is None:
             raise ConfigError("no role that joins", expected="worker or server", got=role[:100])
         if not 0 <= rank < total:
-            raise ConfigError(f"this job has no {role} {rank}", rank=rank,
-                              expected=f"0 to {total - 1}", got=rank)
+            raise ConfigError(f"this job has no {role} {rank}", rank=rank, got=rank,
+                              expected=f"0 to {total - 1}" if total else f"no {role}s")
 
     def join(self, link: int, join: Join, now: float, *, settled: bool) -> tuple[Node, int | None]:
         """Take a process in, or the same process back.
@@ -261,9 +265,9 @@ class Membership:
         if holder is not None and (settled or holder.standing is not Standing.SUSPECT):
             how = "has left for good" if holder.standing is Standing.LEFT else "is there already"
             raise RankTaken(f"{holder} (incarnation {holder.member.incarnation}) {how}", rank=rank)
-        member = Member(join.role, rank, self._next_incarnation, join.host, join.port,
-                        join.hostname, join.pid)
-        self._next_incarnation += 1
+        member = Member(join.role, rank, self.next_incarnation, join.host, join.port,
+                        join.hostname, join.pid, join.machine)
+        self.next_incarnation += 1
         node = self._nodes[join.role, rank] = Node(member, link, now)
         return node, None
 
@@ -316,7 +320,7 @@ class Membership:
 
     def _check(self, join: Join) -> None:
         self.check_place(join.role, 0 if join.rank is None else join.rank)
-        if max(len(join.host), len(join.hostname)) > MAX_NAME:
+        if max(map(len, (join.host, join.hostname, join.machine))) > MAX_NAME:
             raise ConfigError("host name is too long", expected=f"at most {MAX_NAME} characters")
         if not 0 <= join.port < 1 << 16:
             raise ConfigError("port is out of range", expected="0 to 65535", got=join.port)

@@ -23,12 +23,21 @@ def check_name(what: str, name: str) -> None:
                           expected=f"1 to {MAX_NAME} characters", got=len(name))
 
 
-def check_config(config: m.StoreConfig) -> None:
-    """Refuse what no store can be.
+def no_servers(kind: str) -> ConfigError:
+    """Return what a worker hears that opens a store in a job of workers alone."""
+    return ConfigError(
+        f"a {kind} store keeps its values on servers, and this job has none (num_servers is 0)",
+        expected="a job with servers (launch -s 1 or more), or asyncps.Communicator without them")
+
+
+def check_config(config: m.StoreConfig, num_servers: int) -> None:
+    """Refuse what no store can be, in a job of so many servers.
 
     Raises:
         ConfigError: It names what is wrong.
     """
+    if not num_servers:
+        raise no_servers(config.type[:100])
     for name, allowed in (("type", STORE_TYPES), ("order", ORDERS), ("reduce", REDUCTIONS)):
         if getattr(config, name) not in allowed:
             raise ConfigError(f"unknown {name} of a store", expected=", ".join(allowed),

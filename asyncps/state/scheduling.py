@@ -18,7 +18,7 @@ from asyncps.errors import (
 from asyncps.protocol import messages as m
 from asyncps.state.absence import Absence
 from asyncps.state.agreements import Action, Order, StoreRequest, Stores
-from asyncps.state.links import Link, out_of_place, why_not
+from asyncps.state.links import Link, idle, out_of_place, why_not
 from asyncps.state.losses import all_ended, cut_off, goes_on_without, grace_s, named, part_with
 from asyncps.state.membership import (
     Close,
@@ -40,18 +40,19 @@ MAX_REASON = 1000  # characters of a reason that is told on
 
 
 class SchedulerState:
-    """The scheduler of one job; `now` is in seconds, always from the same clock.
+    """The scheduler of one job; `now` is in seconds, always from the same clock; `first`: the
+    incarnation of the first process that joins.
 
     A link is the number of one proven connection; the role that owns the connections tells their
     events and carries out the instructions that every event returns, in their order.
     """
 
-    def __init__(self, config: Config, now: float) -> None:
+    def __init__(self, config: Config, now: float, first: int = 1) -> None:
         self._config = config
         self._host = f"scheduler {config.scheduler}" if config.scheduler else None
         self._started = self._last_tick = self._now = now
         self._links: dict[int, Link] = {}
-        self._membership = Membership(config)
+        self._membership = Membership(config, first)
         self._stores = Stores(config)
         self._preparing = False  # the servers have been told the member table
         self._running = False  # so have the workers
@@ -119,12 +120,8 @@ class SchedulerState:
         if late:
             self._membership.restart(now)
             return []
-        for link in list(self._links.values()):
-            late = now - link.opened > self._config.handshake_s
-            if late and link.role == "observer":
-                self._close(link.number, "it asks nothing")
-            elif late and link.node is None and link.role != "launcher":
-                self._close(link.number, "it did not join")
+        for number, reason in idle(self._links.values(), now - self._config.handshake_s):
+            self._close(number, reason)
         self._overview.watch(now)
         if self._failure is None and self._shutdown is None:
             overdue = self._membership.overdue(now)
@@ -144,10 +141,14 @@ class SchedulerState:
 
     def status(self, now: float) -> m.JobStatus:
         """Return the job as observers see it."""
-        phase = ("failed" if self._failure is not None
-                 else "ending" if self._shutdown is not None
-                 else "running" if self._running else "joining")
-        return self._overview.status(phase, self._failure, now)
+        return self._overview.status(self.phase, self._failure, now)
+
+    @property
+    def phase(self) -> str:
+        """Where the job stands, in observers' words."""
+        return ("failed" if self._failure is not None
+                else "ending" if self._shutdown is not None
+                else "running" if self._running else "joining")
 
     def _dispatch(self, peer: Link, request: int, acked: int, message: m.Message) -> None:
         node = peer.node

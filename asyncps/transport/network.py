@@ -6,7 +6,7 @@ Roles are given one of the two and never know which.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncps.errors import TransportError
 from asyncps.transport import tcp
@@ -23,6 +23,9 @@ class Listening(Protocol):
 
     def proven(self, connection: Connection) -> None:
         """A connection is ready or gone."""
+
+    def sockets(self) -> list[Any]:
+        """Return the listening sockets, and those of connections that are not proven."""
 
     def close(self) -> None:
         """Accept no more."""
@@ -105,6 +108,10 @@ class _MemoryListening:
 
     def proven(self, connection: Connection) -> None:
         """Nothing is counted in memory."""
+
+    def sockets(self) -> list[Any]:
+        """There are none."""
+        return []
 
     def close(self) -> None:
         """Give the number back."""

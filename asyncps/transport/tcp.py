@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from asyncps.errors import ConfigError, HandshakeError, TransportError
 from asyncps.transport.connection import Connection
@@ -194,6 +195,13 @@ class Listener:
         for connection in list(self._unproven):
             connection.abort()
             self.proven(connection)
+
+    def sockets(self) -> list[Any]:
+        """Return the listening sockets, and those of connections that are not proven."""
+        servers = [] if self._server is None else self._server.sockets
+        listening = [getattr(sock, "_sock", sock) for sock in servers]  # the standard loop wraps it
+        found = [connection.socket() for connection in self._unproven]
+        return [*listening, *(sock for sock in found if sock is not None)]
 
     def proven(self, connection: Connection) -> None:
         """A connection is ready or gone: it no longer counts against the limit."""

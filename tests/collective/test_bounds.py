@@ -127,3 +127,36 @@ def test_an_exit_without_close(processes: ProcessGroup, how: str, code: int) -> 
         assert "WorkerLost" in launch.output, launch.output
     else:
         assert "lost" not in launch.output, launch.output
+
+
+CHILDREN = """
+import multiprocessing, sys
+import numpy as np
+import asyncps
+
+def work(ticket, rank):
+    comm = asyncps.Communicator.from_ticket(ticket, rank, 2)
+    assert (comm.all_reduce(np.ones(3)) == 2).all()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    with asyncps.JobTicket() as ticket:
+        children = [context.Process(target=work, args=(ticket, rank)) for rank in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+    print("codes", [child.exitcode for child in children], flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_children_of_multiprocessing_leave_without_close(
+    processes: ProcessGroup, method: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "children.py"
+    script.write_text(CHILDREN)
+    run = processes.python(str(script), method, env=clean_environment(), cwd=ROOT)
+    assert run.wait(30) == 0, run.output
+    assert "codes [0, 0]" in run.output, run.output
+    assert "lost" not in run.output, run.output

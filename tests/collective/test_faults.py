@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
@@ -158,3 +159,22 @@ def test_a_deadline_ends_what_waits_too_long() -> None:
                     comm.all_reduce(np.ones(3))
 
         two.run(work)
+
+
+def test_a_table_that_is_none_ends_calls_that_are_made_behind_it() -> None:
+    with group(2) as two:
+        two.run(lambda comm: comm.barrier())
+        bad, good = two.ranks
+        raw = frame(COLLECT, table=b"\xc1")
+
+        async def send() -> None:
+            connection = bad._fusing._collecting.peers[1].connection
+            assert connection is not None
+            connection.send([raw], len(raw))
+
+        bad._runtime.run(send)
+        waiting = good._fusing._collecting.sets[0].matching._ranks[0].groups
+        while not waiting:
+            os.sched_yield()
+        with pytest.raises(RemoteProtocolError):
+            good.all_reduce(np.ones(3, np.float32))

@@ -20,11 +20,11 @@ ERRORS = [
 ]
 
 GOLDEN = [
-    (m.Join("worker", None, 0, "", 0, "node7", 4711),
-     "98 01 a6776f726b6572 c0 00 a0 00 a56e6f646537 cd1267"),
+    (m.Join("worker", None, 0, "", 0, "node7", 4711, "m7", 8),
+     "9a 01 a6776f726b6572 c0 00 a0 00 a56e6f646537 cd1267 a26d37 08"),
     (m.Joined(3, 9, 8, 2), "95 02 03 09 08 02"),
-    (m.Members([m.Member("server", 0, 5, "10.0.0.1", 9092, "n", 1)]),
-     "92 03 91 97 a6736572766572 00 05 a831302e302e302e31 cd2384 a16e 01"),
+    (m.Members([m.Member("server", 0, 5, "10.0.0.1", 9092, "n", 1, "m7")]),
+     "92 03 91 98 a6736572766572 00 05 a831302e302e302e31 cd2384 a16e 01 a26d37"),
     (m.Barrier(1), "92 1e 01"),
     (m.Done(), "91 28"),
     (m.ErrorInfo(61, "shape", key="w", rank=2, host="h", expected="(3,)", got="(4,)"),

@@ -170,7 +170,7 @@ def test_store_that_a_server_refuses_fails_for_all_and_can_be_tried_anew() -> No
 
 @pytest.mark.parametrize("message", [
     Barrier(2), Declare(2, []), Await(2, []), Lookup(2, []), Ready(2, []),
-    SetOptimizer(2, "sgd", {}), Barrier(0), Barrier(-1),
+    SetOptimizer(2, "sgd", {}), Ready(0, []), Barrier(-1),
 ])
 def test_unknown_store_is_refused(message: Any) -> None:
     with pytest.raises(ConfigError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 from asyncps import errors, initializer, optim
+from asyncps.allreducestore import AllReduceStore
 from asyncps.call import Handle
 from asyncps.cluster import connect, create
 from asyncps.communicator import Communicator
@@ -29,6 +30,7 @@ def __getattr__(name: str) -> str:
 
 
 __all__ = [
+    "AllReduceStore",
     "AsyncKVStore",
     "Communicator",
     "Config",

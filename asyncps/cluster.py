@@ -11,10 +11,13 @@ from types import TracebackType
 from typing import Any
 
 from asyncps import optim
+from asyncps.allreducecalls import Calling
+from asyncps.allreducestore import AllReduceStore
+from asyncps.communicator import Communicator
 from asyncps.config import Config, in_cluster, refuse_unknown
 from asyncps.core import Core
 from asyncps.embedded import Scope, embed_alone
-from asyncps.errors import ConfigError, NotYetError
+from asyncps.errors import ConfigError, Disagreement, NotYetError
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.localstore import LocalStore
 from asyncps.roles.plan import StoreConfig, agreement
@@ -36,10 +39,13 @@ _MEANS = {
     "dist_async_device": "dist_async",
 }
 DIST_TYPES = tuple(_MEANS)
-LATER_TYPES = ("allreduce", "horovod", "p3")
+ALLREDUCE_TYPES = ("allreduce", "horovod")  # without servers; both mean the first
+LATER_TYPES = ("p3",)
 
 
-def create(type: str = "local", *, name: str = "default", **options: Any) -> KVStore | LocalStore:
+def create(
+    type: str = "local", *, name: str = "default", **options: Any
+) -> KVStore | LocalStore | AllReduceStore:
     """Return a store.
 
     Args:
@@ -48,6 +54,7 @@ def create(type: str = "local", *, name: str = "default", **options: Any) -> KVS
             is more than `staleness` clocks ahead of the slowest; 0 is dist_sync), with MXNet's
             spellings of them: a cluster, the one that the environment names, or without one an
             embedded scheduler and server in this process, so that the same script runs alone.
+            "allreduce" or "horovod": the workers sum among themselves, without servers.
         name: Stores of one name are one store for all workers.
         options: order="arrival" (add as contributions come) or "rank" (bit-identical from run to
             run), in dist_sync; reduce="sum" or "mean"; staleness=0, in dist_ssp;
@@ -65,7 +72,8 @@ def create(type: str = "local", *, name: str = "default", **options: Any) -> KVS
     with _process_lock:
         home = _process[0] if _process else None
         if home is None or home.closed or home.forked:
-            home = _join(settings, in_cluster() or _names_cluster(options))
+            home = _join(settings, in_cluster() or _names_cluster(options),
+                         meets=kind in ALLREDUCE_TYPES)
             _process[:] = [home]
         elif settings != home.settings:
             log.warning("this process has joined already: other settings of create are not used")
@@ -88,6 +96,9 @@ class connect:
         kind, self._store, self._settings = checked(type, name, options)
         if kind in LOCAL_TYPES:
             raise ConfigError("a local store has nothing to await", expected="asyncps.create")
+        if kind in ALLREDUCE_TYPES:
+            raise NotYetError("connect of an allreduce store is not there yet",
+                              expected="asyncps.create, outside the event loop")
         self._name = name
         self._clustered = in_cluster() or _names_cluster(options)
         self._scope = Scope()
@@ -137,16 +148,61 @@ class _Home:
         self._scope = scope
         self._worker = worker
         self._cores: dict[str, Core] = {}
+        self._calling: Calling | None = None
+        self._reducing: dict[str, AllReduceStore] = {}
         self.closed = False
         runtime.sockets.append(worker.sockets)
         atexit.register(self._at_exit)
 
-    def open(self, name: str, config: StoreConfig) -> KVStore:
+    def open(self, name: str, config: StoreConfig) -> KVStore | AllReduceStore:
+        if config.type in ALLREDUCE_TYPES:
+            return self._open_reducing(name, config)
+        if name in self._reducing:
+            raise _other_type(name, "allreduce", config.type)
         client = self._runtime.run(lambda: self._worker.open_store(name, config))
         core = self._cores.get(name)
         if core is None:
             core = self._cores[name] = Core(self._worker, client, self._worker.shortcut(client))
         return KVStore(core, self._runtime, lambda well: self._release(name, well))
+
+    def _open_reducing(self, name: str, config: StoreConfig) -> AllReduceStore:
+        if name in self._cores:
+            raise _other_type(name, self._cores[name].type, config.type)
+        if self._calling is None:
+            self._calling = Calling(
+                Communicator(self._worker, self._runtime, lambda: None), self._worker)
+        store = self._reducing.get(name)
+        if store is None:
+            store = self._reducing[name] = AllReduceStore(
+                self._calling, name, config.reduce,
+                lambda well: self._release_reducing(name, well))
+        elif store.reduce != config.reduce:
+            raise Disagreement(f"store {name!r} was opened by other words",
+                               expected=f"reduce={store.reduce!r}", got=config.reduce)
+        return store
+
+    def _release_reducing(self, name: str, well: bool) -> None:
+        """As `_release`, of a store without servers."""
+        store = self._reducing.pop(name, None)
+        if store is None or self.forked:
+            return
+        if not well:
+            self._go(store)
+            return
+        try:
+            store._finish()
+        finally:
+            if not self._cores and not self._reducing:
+                self.close()
+
+    def _go(self, *stores: AllReduceStore) -> None:
+        """Go without a goodbye."""
+        for store in (*stores, *self._reducing.values()):
+            store._abandon()
+        self._reducing.clear()
+        self._scope.go_down()
+        self._runtime.run(lambda: abandon(self._worker))
+        self.close()
 
     def _release(self, name: str, well: bool) -> None:
         """Flush one store; the last one that closes leaves the cluster.
@@ -157,10 +213,8 @@ class _Home:
         if core is None or self.forked:
             return
         if not well:
-            self._scope.go_down()
-            self._runtime.run(lambda: abandon(self._worker))
-            self.close()
-        elif self._cores:
+            self._go()
+        elif self._cores or self._reducing:
             self._runtime.run(core.release)
         else:
             try:
@@ -193,6 +247,8 @@ class _Home:
             try:
                 for core in self._cores.values():
                     self._runtime.run(core.flush)
+                for store in self._reducing.values():
+                    store._finish()
             finally:  # what failed is raised, and this process has left all the same
                 self._runtime.run(self._scope.close)
         finally:
@@ -208,10 +264,11 @@ def checked(
     type: str, name: str, options: dict[str, Any], base: Config | None = None
 ) -> tuple[str, StoreConfig, Config]:
     """Check what a store is asked for by; return type, what workers must agree on, settings."""
-    there, later = ", ".join((*LOCAL_TYPES, *DIST_TYPES)), ", ".join(LATER_TYPES)
+    known = (*LOCAL_TYPES, *DIST_TYPES, *ALLREDUCE_TYPES)
+    there, later = ", ".join(known), ", ".join(LATER_TYPES)
     if type in LATER_TYPES:
         raise NotYetError(f"store type {type!r} is not there yet", expected=there, got=type)
-    if type not in (*LOCAL_TYPES, *DIST_TYPES):
+    if type not in known:
         raise ConfigError("unknown store type", expected=f"{there} (not there yet: {later})",
                           got=repr(type))
     check_name(name)
@@ -222,7 +279,7 @@ def checked(
         raise ConfigError("unknown order", expected="arrival or rank", got=repr(order))
     if reduce not in ("sum", "mean"):
         raise ConfigError("unknown reduce", expected="sum or mean", got=repr(reduce))
-    kind = _MEANS.get(type, type)
+    kind = "allreduce" if type in ALLREDUCE_TYPES else _MEANS.get(type, type)
     staleness = options.pop("staleness", 0)
     staleness = operator.index(staleness) if hasattr(staleness, "__index__") else staleness
     if not isinstance(staleness, int) or not 0 <= staleness <= MAX_STALENESS:
@@ -233,6 +290,9 @@ def checked(
     multi_precision = options.pop("multi_precision", False)
     if not isinstance(multi_precision, bool):
         raise ConfigError("multi_precision must be true or false", got=repr(multi_precision))
+    if multi_precision and kind in ALLREDUCE_TYPES:
+        raise ConfigError(f"multi_precision of a {type} store: it keeps no weights", got=True,
+                          expected="False")
     refuse_unknown(options, ("order", "reduce", "staleness", "multi_precision"))
     settings = base.replace(**options) if base else Config.from_env(**options)
     if settings.imports:
@@ -251,7 +311,11 @@ def _names_cluster(options: dict[str, Any]) -> bool:
     return not {"scheduler", "role", "num_workers"}.isdisjoint(options)
 
 
-def _join(settings: Config, clustered: bool) -> _Home:
+def _other_type(name: str, there: str, wanted: str) -> Disagreement:
+    return Disagreement(f"store {name!r} was opened with another type", expected=there, got=wanted)
+
+
+def _join(settings: Config, clustered: bool, *, meets: bool = False) -> _Home:
     runtime = Runtime(loop_factory(settings))
     scope = Scope(runtime.spawn)
 
@@ -260,7 +324,7 @@ def _join(settings: Config, clustered: bool) -> _Home:
         config = settings
         if not clustered:
             config, network = await embed_alone(settings, scope)
-        worker = Worker(config, network, runtime.spawn)
+        worker = Worker(config, network, runtime.spawn, meets=meets)
         scope.roles.append(worker)
         await worker.start()
         return worker

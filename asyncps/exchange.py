@@ -108,7 +108,13 @@ def _sent(group: Sequence[Travel]) -> tuple[list[Key], list[Any], list[Any]]:
 
 
 def init_weights(store: Any, parameters: Sequence[Parameter]) -> None:
-    """Make the keys of parameters, with rank 0's weights if they are not there, and pull all."""
+    """Make the keys of parameters, with rank 0's weights if they are not there, and pull all.
+
+    A store that keeps no values brings rank 0's, whether it knows the keys or not.
+    """
+    if not getattr(store, "keeps_values", True):
+        _share_weights(store, parameters)
+        return
     dense = [parameter for parameter in parameters if not parameter.sparse]
     if dense:
         store.init([each.key for each in dense], [each.read_weights()[0] for each in dense])
@@ -146,12 +152,28 @@ def take_weights(store: Any, parameters: Sequence[Parameter]) -> None:
 
 def assign_weights(store: Any, parameters: Sequence[Parameter]) -> None:
     """Let all have rank 0's weights; all workers call it between the same two steps."""
+    if not getattr(store, "keeps_values", True):
+        _share_weights(store, parameters)
+        return
     store.barrier()  # nobody is in a step any more
     if store.rank == 0:
         for parameter in parameters:
             parameter.assign(store)
     store.barrier()
     take_weights(store, parameters)
+
+
+def _share_weights(store: Any, parameters: Sequence[Parameter]) -> None:
+    """Bring rank 0's weights to all workers, in place."""
+    for parameter in parameters:
+        if parameter.sparse:
+            parameter.begin_rows(store)  # which says why it cannot be
+    if parameters:
+        store.broadcast([each.key for each in parameters],
+                        [each.read_weights()[0] for each in parameters],
+                        [each.weights() for each in parameters])
+    for parameter in parameters:
+        parameter.put_weights()
 
 
 def _wait_for_all(handles: list[Any]) -> None:

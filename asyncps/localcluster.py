@@ -6,7 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from asyncps.cluster import DIST_TYPES, LOCAL_TYPES, abandon, checked
+from asyncps.allreducecalls import Calling
+from asyncps.allreducestore import AllReduceStore
+from asyncps.cluster import ALLREDUCE_TYPES, DIST_TYPES, LOCAL_TYPES, abandon, checked
+from asyncps.communicator import Communicator
 from asyncps.config import Config, refuse_unknown
 from asyncps.core import Core
 from asyncps.embedded import Scope, embed, embedded_config
@@ -65,7 +68,7 @@ class LocalCluster:
         self._close()
 
     def run(
-        self, work: Callable[[KVStore], T], type: str = "dist_sync", *, name: str = "default",
+        self, work: Callable[[Any], T], type: str = "dist_sync", *, name: str = "default",
         **options: Any,
     ) -> list[T]:
         """Run `work(store)` in one thread a worker; may be called once.
@@ -81,8 +84,8 @@ class LocalCluster:
                               expected="a new LocalCluster")
         kind, store, settings = checked(type, name, options, self._config)
         if kind in LOCAL_TYPES:
-            raise ConfigError("a cluster has no local stores", expected=", ".join(DIST_TYPES),
-                              got=kind)
+            raise ConfigError("a cluster has no local stores", got=kind,
+                              expected=", ".join((*DIST_TYPES, *ALLREDUCE_TYPES)))
         self._ran = True
         results: list[Any] = [None] * self._config.num_workers
         errors: list[BaseException] = []  # as they came, so the cause before what follows from it
@@ -115,7 +118,7 @@ class LocalCluster:
     def store(
         self, rank: int, name: str = "default", store: StoreConfig | None = None,
         settings: Config | None = None,
-    ) -> KVStore:
+    ) -> KVStore | AllReduceStore:
         """Join as one worker and return its store; all workers must, each in its own thread."""
         runtime, scope, network = self._runtime, self._scope, self._network
         if runtime is None or scope is None or network is None:
@@ -124,14 +127,24 @@ class LocalCluster:
         config = (settings or self._config).replace(role="worker", rank=rank)
         wanted = store or agreement("dist_sync", "arrival", "sum")
 
-        async def join() -> Core:
-            worker = Worker(config, network, runtime.spawn)
+        async def meet() -> Worker:
+            worker = Worker(config, network, runtime.spawn, meets=wanted.type in ALLREDUCE_TYPES)
             scope.roles.append(worker)
             await worker.start()
+            return worker
+
+        async def open_core() -> Core:
             client = await worker.open_store(name, wanted)
             return Core(worker, client, worker.shortcut(client))
 
-        core = runtime.run(join)
+        worker = runtime.run(meet)
+        if wanted.type in ALLREDUCE_TYPES:
+            calling = Calling(Communicator(worker, runtime, lambda: None), worker)
+            reducing = AllReduceStore(
+                calling, name, wanted.reduce,
+                lambda well: _part(reducing, worker, runtime, well))
+            return reducing
+        core = runtime.run(open_core)
         return KVStore(core, runtime, lambda well: _leave(core, runtime, well))
 
     def _close(self) -> None:
@@ -143,3 +156,13 @@ class LocalCluster:
 
 def _leave(core: Core, runtime: Runtime, well: bool) -> None:
     runtime.run(lambda: core.close() if well else abandon(core.worker))
+
+
+def _part(store: AllReduceStore, worker: Worker, runtime: Runtime, well: bool) -> None:
+    try:
+        if well:
+            store._finish()
+        else:
+            store._abandon()
+    finally:
+        runtime.run(worker.close if well else lambda: abandon(worker))

@@ -93,6 +93,9 @@ ROOMS = (
     Room("asyncps.embedded", 7.25, frozenset({"asyncps.protocol"})),
     Room("asyncps.forming", 7.26, WIRE),
     Room("asyncps.communicator", 7.27, WIRE),
+    Room("asyncps.withoutservers", 7.0, WIRE),
+    Room("asyncps.allreducecalls", 7.28, WIRE),
+    Room("asyncps.allreducestore", 7.29, WIRE),
     Room("asyncps.cluster", 7.3, frozenset({"asyncps.protocol"})),  # it may choose a Channel
     Room("asyncps.localcluster", 7.35, frozenset({"asyncps.protocol"})),  # and another
     Room("asyncps.trainer", 7.4, WIRE),

@@ -27,7 +27,8 @@ def no_servers(kind: str) -> ConfigError:
     """Return what a worker hears that opens a store in a job of workers alone."""
     return ConfigError(
         f"a {kind} store keeps its values on servers, and this job has none (num_servers is 0)",
-        expected="a job with servers (launch -s 1 or more), or asyncps.Communicator without them")
+        expected="a job with servers (launch -s 1 or more); or, without them, a store of type "
+                 "allreduce, or asyncps.Communicator")
 
 
 def check_config(config: m.StoreConfig, num_servers: int) -> None:

@@ -255,7 +255,7 @@ def test_mean_of_integers_is_refused_everywhere() -> None:
     on_cluster(work, workers=3, reduce="mean")
 
 
-@pytest.mark.parametrize("type", ["allreduce", "horovod", "p3"])
+@pytest.mark.parametrize("type", ["p3"])
 def test_store_type_of_a_later_version_says_so(type: str) -> None:
     with pytest.raises(NotYetError, match=f"{type}.*not there yet"):
         asyncps.create(type)

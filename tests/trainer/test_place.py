@@ -48,7 +48,8 @@ def test_sparse_gradients_are_never_updated_at_the_worker_on_demand(kind: str | 
 
 
 def test_every_store_type_has_its_place_and_a_typo_has_none() -> None:
-    known = {*cluster.LOCAL_TYPES, *cluster.DIST_TYPES, *cluster.LATER_TYPES}
+    known = {*cluster.LOCAL_TYPES, *cluster.DIST_TYPES, *cluster.ALLREDUCE_TYPES,
+             *cluster.LATER_TYPES}
     assert known == {*SYNC, *ASYNC, *NEVER} - {None}
     with pytest.raises(ConfigError, match="dist_sync"):
         update_on_store("dist_sink")
@@ -68,7 +69,8 @@ def test_k9_a_trainer_on_a_sync_store(wanted: bool | None, place: bool) -> None:
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [
-    ("dist_async", False), ("p3", True), ("allreduce", True), (None, True), ("dist_sink", None),
+    ("dist_async", False), ("p3", True), ("allreduce", True), ("horovod", True),
+    (None, True), ("dist_sink", None),
 ])  # fmt: skip
 def test_k9_what_a_store_cannot_do_is_a_value_error(kind: str | None, wanted: bool | None) -> None:
     with pytest.raises(ValueError, match="expected"):

@@ -1,0 +1,151 @@
+"""What stores without servers share: one communicator a worker, names for its calls, their ends.
+
+Calls of one key are paired by their order, so each carries its number. A worker that has joined
+has made fewer than the others; so all begin to count anew when all have joined.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from asyncps.collectivecall import CollectiveHandle
+from asyncps.communicator import Communicator
+from asyncps.errors import AsyncPSError, ClusterError
+from asyncps.roles.made import MAX_NAME
+from asyncps.roles.worker import Worker
+
+
+class Calling:
+    """The calls of all stores of one worker that have no servers. Any thread.
+
+    Args:
+        comm: Its connections with the other workers.
+        worker: This process in its job.
+
+    Attributes:
+        lock: Held while a store names calls and makes them.
+    """
+
+    def __init__(self, comm: Communicator, worker: Worker) -> None:
+        self.comm = comm
+        self.worker = worker
+        self.lock = threading.RLock()
+        self._counts: dict[str, int] = {}
+        self._epoch = 0  # how often all have joined
+        self._joining = False
+
+    def name(self, of: str) -> str:
+        """Name the next call of something; the lock is held.
+
+        Raises:
+            ClusterError: This worker has joined, and not all have.
+        """
+        if self._joining:
+            raise ClusterError("a call of a worker that has joined: it counts again when all have")
+        count = self._counts[of] = self._counts.get(of, 0) + 1
+        name = f"{of}, {self._epoch}.{count}"
+        if len(name) > MAX_NAME:  # of a key that nobody can read
+            name = hashlib.sha256(name.encode()).hexdigest()
+        return name
+
+    def join(self) -> int:
+        """Join, with all stores; return who was the last."""
+        with self.lock:
+            if self._joining:
+                raise ClusterError("this worker has joined already, and waits for the others")
+            self._joining = True
+        last = self.comm.join()
+        with self.lock:
+            self._epoch += 1
+            self._counts.clear()
+            self._joining = False
+        return last
+
+
+class CallsHandle:
+    """A verb of a store without servers: one collective call a key, all under way.
+
+    Args:
+        verb: What it is.
+        handles: Of the calls.
+        finishing: Copies to be made when all have ended.
+        result: What the verb returns.
+
+    Attributes:
+        observed: Whether somebody has heard how it ended.
+    """
+
+    def __init__(
+        self, verb: str, handles: Sequence[CollectiveHandle],
+        finishing: Sequence[Callable[[], None]], result: Any,
+    ) -> None:
+        self._verb = verb
+        self._handles = handles
+        self._finishing = finishing
+        self._result = result
+        self._settled = False
+        self.observed = False
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = "under way"
+        if self._ended:
+            error = self._why()
+            state = "done" if error is None else repr(error)
+        return f"<Handle of a {self._verb}: {state}>"
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end and return the result.
+
+        Args:
+            timeout: Seconds; None waits as long as the job's own deadline (`round_s`).
+
+        Raises:
+            DeadlineExceeded: It has not ended in time, and names who has not called; it goes on,
+                and may be waited for again.
+            CollectiveMismatch: The workers have called differently.
+            AsyncPSError: Why it failed; raised when all its keys have ended, for until then arrays
+                are being written.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        for handle in self._handles:
+            if not handle.ended:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                try:
+                    handle.wait(left)
+                except AsyncPSError:
+                    if not handle.ended:
+                        raise
+        self.observed = True
+        error = self._why()
+        if error is not None:
+            raise error.again()
+        with self._lock:
+            if not self._settled:
+                for copy in self._finishing:
+                    copy()
+                self._settled = True
+        return self._result
+
+    def done(self) -> bool:
+        """Tell whether it has ended, well or not."""
+        return all([handle.done() for handle in self._handles])
+
+    def exception(self) -> AsyncPSError | None:
+        """Return why it failed, None when it did not or has not ended."""
+        if not self._ended:
+            return None
+        self.observed = True
+        return self._why()
+
+    @property
+    def _ended(self) -> bool:
+        return all(handle.ended for handle in self._handles)
+
+    def _why(self) -> AsyncPSError | None:
+        found = [handle.exception() for handle in self._handles]
+        return next((error for error in found if error is not None), None)

@@ -74,27 +74,25 @@ class CallsHandle:
         handles: Of the calls.
         finishing: Copies to be made when all have ended.
         result: What the verb returns.
-
-    Attributes:
-        observed: Whether somebody has heard how it ended.
+        heard: Called with this when somebody hears how it ended.
     """
 
     def __init__(
         self, verb: str, handles: Sequence[CollectiveHandle],
         finishing: Sequence[Callable[[], None]], result: Any,
+        heard: Callable[[CallsHandle], None],
     ) -> None:
         self._verb = verb
         self._handles = handles
         self._finishing = finishing
         self._result = result
-        self._settled = False
-        self.observed = False
+        self._heard = heard
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         state = "under way"
-        if self._ended:
-            error = self._why()
+        if self.ended:
+            error = self.error
             state = "done" if error is None else repr(error)
         return f"<Handle of a {self._verb}: {state}>"
 
@@ -120,32 +118,41 @@ class CallsHandle:
                 except AsyncPSError:
                     if not handle.ended:
                         raise
-        self.observed = True
-        error = self._why()
-        if error is not None:
-            raise error.again()
-        with self._lock:
-            if not self._settled:
-                for copy in self._finishing:
-                    copy()
-                self._settled = True
+        self._heard(self)
+        if self.error is not None:
+            raise self.error.again()
+        self._settle()
         return self._result
 
     def done(self) -> bool:
         """Tell whether it has ended, well or not."""
-        return all([handle.done() for handle in self._handles])
+        over = all([handle.done() for handle in self._handles])
+        if over and self.error is None:
+            self._settle()
+        return over
 
     def exception(self) -> AsyncPSError | None:
         """Return why it failed, None when it did not or has not ended."""
-        if not self._ended:
+        if not self.ended:
             return None
-        self.observed = True
-        return self._why()
+        self._heard(self)
+        return self.error
+
+    # ---- the store's ----
 
     @property
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
+        """Whether all calls have ended."""
         return all(handle.ended for handle in self._handles)
 
-    def _why(self) -> AsyncPSError | None:
-        found = [handle.exception() for handle in self._handles]
+    @property
+    def error(self) -> AsyncPSError | None:
+        """Why the first one failed that did."""
+        found = (handle.exception() for handle in self._handles)
         return next((error for error in found if error is not None), None)
+
+    def _settle(self) -> None:
+        with self._lock:
+            for copy in self._finishing:
+                copy()
+            self._finishing = ()

@@ -44,6 +44,8 @@ _MOST_DIMENSIONS = 63  # NumPy's 64, and one more that says that no element trav
 
 _EMPTY = re.compile(r"shape \(0,(?: ([^)]*))?\) and \(0,(?: ([^)]*))?\)")
 
+_FEW = 32  # handles that nobody has waited for, before it is looked which have ended
+
 Copies = list[Callable[[], None]]
 
 
@@ -71,10 +73,11 @@ class AllReduceStore(WithoutServers):
         self._calling = calling
         self._comm = calling.comm
         self._name = name
-        self.reduce = reduce
+        self._reduce = reduce
         self._on_close = on_close
         self._keys: dict[Key, Array] = {}  # an array of one element, repeated: dtype and shape
-        self._open: list[CallsHandle] = []  # begun and perhaps not looked at
+        self._open: set[CallsHandle] = set()  # of which nobody has heard the end
+        self._most_open = _FEW
         self._closed = False
         self._followers = Followers()
 
@@ -221,7 +224,7 @@ class AllReduceStore(WithoutServers):
                 np.copyto(place, array)
             finishing += _copies(place, targets)
             calls.append((name, place))
-        reduce = partial(self._comm.all_reduce, op=self.reduce)
+        reduce = partial(self._comm.all_reduce, op=self._reduce)
         handle = self._begin("pushpull", calls, reduce, finishing, outs if listed else outs[0])
         if not async_op:
             return handle.wait()
@@ -283,11 +286,9 @@ class AllReduceStore(WithoutServers):
         """Refuse calls from now on, and wait for those that were made."""
         with self._calling.lock:
             self._closed = True
-            handles, self._open = self._open, []
+            handles, self._open = self._open, set()
         failed: list[Exception] = []
         for handle in handles:
-            if handle.observed:
-                continue
             try:
                 handle.wait()
             except Exception as error:  # noqa: BLE001 - raised when all have ended
@@ -297,7 +298,7 @@ class AllReduceStore(WithoutServers):
 
     def _abandon(self) -> None:
         self._closed = True
-        self._open = []
+        self._open = set()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -328,7 +329,7 @@ class AllReduceStore(WithoutServers):
                 check_same(name, self._keys[name], array)
                 continue
             dtype = dtypes.by_name(key_spec(name, array).dtype)
-            if self.reduce == "mean" and not dtype.is_float:
+            if self._reduce == "mean" and not dtype.is_float:
                 raise DtypeMismatch("the mean of integers", key=name, expected="a float dtype",
                                     got=array.dtype)
             if array.ndim > _MOST_DIMENSIONS:
@@ -360,13 +361,18 @@ class AllReduceStore(WithoutServers):
                      name=self._calling.name(f"key {key!r} of store {self._name!r}"))
                 for key, array in calls
             ]
-        return CallsHandle(verb, handles, finishing, result)
+        return CallsHandle(verb, handles, finishing, result, self._heard)
 
     def _note(self, handle: CallsHandle) -> None:
+        """Keep a handle until it is waited for: who drops it shall hear of a failure at the end."""
         with self._calling.lock:
-            self._open.append(handle)
-            if len(self._open) & 127 == 0:
-                self._open = [each for each in self._open if not each.observed]
+            if len(self._open) >= self._most_open:
+                self._open = {each for each in self._open if not each.ended or each.error}
+                self._most_open = max(_FEW, 2 * len(self._open))
+            self._open.add(handle)
+
+    def _heard(self, handle: CallsHandle) -> None:
+        self._open.discard(handle)
 
 
 def _place_of(targets: Sequence[Array]) -> Array:

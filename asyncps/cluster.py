@@ -176,9 +176,9 @@ class _Home:
             store = self._reducing[name] = AllReduceStore(
                 self._calling, name, config.reduce,
                 lambda well: self._release_reducing(name, well))
-        elif store.reduce != config.reduce:
+        elif store._reduce != config.reduce:
             raise Disagreement(f"store {name!r} was opened by other words",
-                               expected=f"reduce={store.reduce!r}", got=config.reduce)
+                               expected=f"reduce={store._reduce!r}", got=config.reduce)
         return store
 
     def _release_reducing(self, name: str, well: bool) -> None:

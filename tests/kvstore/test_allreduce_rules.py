@@ -64,7 +64,7 @@ def test_k10_mistakes_raise_at_the_caller_and_the_store_still_works() -> None:
             with pytest.raises(error, match=text):
                 wrong()
         assert np.all(store.pushpull("w", good.copy()) == 2)
-        odd = "\x01" * 1000  # its name is longer than a call's may be
+        odd = "\x01" * 1024  # its name is longer than a call's may be
         store.init(odd, good)
         assert np.all(store.pushpull(odd, good) == 2)
 

@@ -102,6 +102,15 @@ class Communicator:
     # ---- facts ----
 
     @property
+    def local_rank(self) -> int:
+        """This rank's number on its host, as the launcher says, else by rank there."""
+        said = self._worker.config.local_rank
+        if said is not None:
+            return said
+        hosts = {m.rank: m.hostname for m in self._worker.node.members if m.role == "worker"}
+        return sum(hosts[rank] == hosts[self.rank] for rank in hosts if rank < self.rank)
+
+    @property
     def size(self) -> int:
         """How many ranks there are."""
         return self.world_size

@@ -65,7 +65,8 @@ def words_after(words: list[str], *first: str) -> list[str] | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/kvstore.md", "docs/mxnet.md", "docs/compression.md"]
+    "name",
+    ["README.md", "docs/kvstore.md", "docs/mxnet.md", "docs/compression.md", "docs/distopt.md"],
 )
 def test_python_blocks_run_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     lines: list[str] = []

@@ -13,6 +13,7 @@ from asyncps import optim
 from asyncps.communicator import Communicator
 from asyncps.distopt.accumulated import Accumulated, Rest
 from asyncps.distopt.buckets import Bucket, Packer, Shelf, checked_count
+from asyncps.distopt.calls import Calls
 from asyncps.distopt.optimizer import LocalOptimizer
 from asyncps.distopt.parameters import DistParameter, Parameters
 from asyncps.distopt.replicas import check_replicas
@@ -30,11 +31,10 @@ class DistCore:
     """A local optimizer over a group of workers; see `DistOpt`."""
 
     def __init__(
-        self, opt: str | optim.Optimizer, comm: Any, buff_size: int, bucket_bytes: int | None,
+        self, opt: str | optim.Optimizer, buff_size: int, bucket_bytes: int | None,
         check_every: int,
     ) -> None:
         self._optimizer = LocalOptimizer(opt)
-        self._comm: Communicator = comm
         self._most = checked_count("buffSize", buff_size)
         self._bucket_bytes = (
             None if bucket_bytes is None else checked_count("bucket_bytes", bucket_bytes, 0)
@@ -128,13 +128,19 @@ class DistCore:
                 most, or from rank 0 where there is no majority, and the parameters.
         """
         self._begin()
-        check_replicas(self._comm, self._parameters)
+        check_replicas(self._calls, self._parameters)
 
     # ---- inside ----
+
+    def _use(self, comm: Communicator) -> None:
+        """Work on this communicator; once, when all arguments have been found right."""
+        self._comm = comm
+        self._calls = Calls(comm)
 
     def _begin(self) -> None:
         if self._closed:
             raise ClosedError("the DistOpt is closed")
+        self._calls.begin()
         self.wait()
 
     def _pairs(self, loss: Any) -> Iterator[tuple[DistParameter, Array]]:
@@ -190,7 +196,7 @@ class DistCore:
         self._updates += 1
         if synchronous and 0 < self._check_every <= self._updates:
             self._updates = 0
-            check_replicas(self._comm, self._parameters)
+            check_replicas(self._calls, self._parameters)
 
     def _rule(self, threshold: Any) -> tuple[float, bool]:
         """Return the threshold that counts, and whether it is one of bytes."""

@@ -53,13 +53,14 @@ class DistOpt(TensorVerbs, StateVerbs):
         world_size: int | None = None, buffSize: int = 4194304, communicator: Any = None, *,
         ticket: Any = None, bucket_bytes: int | None = None, check_every: int = 0,
     ) -> None:
-        super().__init__(opt, communicator, buffSize, bucket_bytes, check_every)
-        if communicator is None:
-            self._comm = _join(nccl_id, ticket, local_rank, world_size)
-            self._owns_comm = True
-        elif not (nccl_id is None and ticket is None and local_rank is None
-                  and world_size is None):
+        if communicator is not None and not (
+            nccl_id is None and ticket is None and local_rank is None and world_size is None
+        ):
             raise ConfigError("a communicator and a way to make one", expected="one of the two")
+        super().__init__(opt, buffSize, bucket_bytes, check_every)
+        self._owns_comm = communicator is None
+        self._use(_join(nccl_id, ticket, local_rank, world_size) if self._owns_comm
+                  else communicator)
 
     # What `backward` takes, in both spellings.
     OPTIONS: ClassVar = (
@@ -110,7 +111,7 @@ class DistOpt(TensorVerbs, StateVerbs):
             AsyncPSError: The exchange failed; no weight has changed.
         """
         self._begin()
-        self._update(loss, threshold, Sums(self._comm, self._most))
+        self._update(loss, threshold, Sums(self._calls, self._most))
 
     def backward_and_update_half(
         self, loss: Loss, threshold: float = THRESHOLD, clipping: bool = False,
@@ -130,7 +131,7 @@ class DistOpt(TensorVerbs, StateVerbs):
         given = clip_value if clip_value is not None else clip_Value
         bound = _bound(100.0 if given is None else given)
         self._update(loss, threshold, Halves(
-            self._comm, self._most, self._shelf, bound if clipping else None))
+            self._calls, self._most, self._shelf, bound if clipping else None))
 
     def backward_and_sparse_update(
         self, loss: Loss, threshold: float = THRESHOLD, spars: float = 0.05, topK: bool = False,
@@ -152,7 +153,7 @@ class DistOpt(TensorVerbs, StateVerbs):
         """
         self._begin()
         self._update(loss, threshold, Sparse(
-            self._comm, Choice(spars, topK), self._residuals if corr else None))
+            self._calls, Choice(spars, topK), self._residuals if corr else None))
 
     def accumulate(self, loss: Loss) -> None:
         """Add up gradients without an exchange: the next update is of the mean of all batches.

@@ -123,7 +123,7 @@ class LocalVerbs(DistCore):
                 arrays = [outer.way(each) if outer else each.read() for each in group]
                 if momentum:
                     arrays += [each.state[name] for each in group for name in sorted(each.state)]
-                flying.append((group, arrays, Packed(self._comm, self._most, "mean", arrays)))
+                flying.append((group, arrays, Packed(self._calls, self._most, "mean", arrays)))
             count += bool(group)
 
         for parameter, gradient in self._pairs(loss):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncps.communicator import Communicator
+from asyncps.distopt.calls import Calls
 from asyncps.distopt.parameters import DistParameter
 from asyncps.errors import Disagreement
 from asyncps.tensor.dtypes import Array
@@ -19,14 +19,14 @@ __all__ = ["check_replicas", "drifted"]
 _SHOWN = 8  # parameters, or ranks, that a message names
 
 
-def check_replicas(comm: Communicator, parameters: Iterable[DistParameter]) -> None:
+def check_replicas(calls: Calls, parameters: Iterable[DistParameter]) -> None:
     """Compare digests of all parameters over all workers.
 
     Raises:
         Disagreement: They differ; it names ranks and parameters.
     """
     mine = np.array([_digest(each) for each in parameters], np.int64).reshape(1, -1)
-    found = drifted(comm.all_gather(mine))
+    found = drifted(calls.all_gather(mine).wait())
     if found:
         names = ", ".join(map(str, list(found)[:_SHOWN]))
         where = sorted({number for numbers in found.values() for number in numbers})

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asyncps.communicator import Communicator
 from asyncps.distopt.buckets import Bucket
+from asyncps.distopt.calls import Calls
 from asyncps.distopt.parameters import DistParameter
 from asyncps.distopt.sums import divided
 from asyncps.errors import CheckpointError, CodecError, ConfigError, TensorError, shown
@@ -98,13 +98,13 @@ class Sparse:
     """The chosen elements of gradient plus residual travel.
 
     Args:
-        comm: The communicator.
+        calls: Its communicator.
         choice: Which elements.
         residuals: What was not sent, from call to call; None drops it.
     """
 
-    def __init__(self, comm: Communicator, choice: Choice, residuals: Residuals | None) -> None:
-        self._comm = comm
+    def __init__(self, calls: Calls, choice: Choice, residuals: Residuals | None) -> None:
+        self._calls = calls
         self._choice = choice
         self._residuals = residuals
 
@@ -117,7 +117,7 @@ class Sparse:
         if self._residuals is not None:
             self._residuals.add(bucket)
         pairs = self._choice.of(bucket.values)
-        bucket.sent = pairs, gather(self._comm, pairs)
+        bucket.sent = pairs, gather(self._calls, pairs)
 
     def finish(self, bucket: Bucket) -> None:
         """Wait for everybody's elements.
@@ -127,7 +127,7 @@ class Sparse:
                 not sent before is what it was.
         """
         pairs, handle = bucket.sent
-        found = apart(handle.wait(), self._comm.world_size)
+        found = apart(handle.wait(), self._calls.world_size)
         for rank, (indices, values) in enumerate(found):
             finite = np.isfinite(values)
             if not finite.all():
@@ -146,17 +146,17 @@ class Sparse:
             select.take(x, indices, values)
             self._residuals.keep(bucket)
         summed(x, found)
-        return divided(x, self._comm.world_size)
+        return divided(x, self._calls.world_size)
 
 
-def gather(comm: Communicator, pairs: Pairs) -> Any:
+def gather(calls: Calls, pairs: Pairs) -> Any:
     """Send this worker's elements to all; returns the handle of everybody's."""
     indices, values = pairs
     part = np.empty(_HEAD + 2 * indices.size, np.int32)
     part[:_HEAD] = np.array([indices.size], np.int64).view(np.int32)
     part[_HEAD : _HEAD + indices.size] = indices.view(np.int32)
     part[_HEAD + indices.size :] = values.view(np.int32)
-    return comm.all_gather(part, async_op=True)
+    return calls.all_gather(part)
 
 
 def apart(gathered: Array, world_size: int) -> list[Pairs]:

@@ -59,7 +59,8 @@ class StateVerbs(LocalVerbs):
         for number, (_, state) in kept.items():
             found |= {f"state.{number}.{name}": array.copy() for name, array in state.items()}
         for number, array in sorted(self._residuals.of.items()):
-            found[f"residual.{number}"] = np.array(self._comm.all_gather(array.reshape(1, -1)))
+            found[f"residual.{number}"] = np.array(
+                self._calls.all_gather(array.reshape(1, -1)).wait())
         if self._outer is not None:
             for name, arrays in (("anchor", self._outer.anchors),
                                  ("momentum", self._outer.momenta)):

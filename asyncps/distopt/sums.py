@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from asyncps.communicator import Communicator
 from asyncps.distopt.buckets import Bucket, Shelf, cut
+from asyncps.distopt.calls import Calls
 from asyncps.distopt.parameters import DistParameter
 from asyncps.tensor import dtypes
 from asyncps.tensor.dtypes import Array
@@ -37,12 +37,12 @@ class Sums:
     """The sum travels, in the gradients' own dtype, and is divided where it arrives.
 
     Args:
-        comm: The communicator.
+        calls: Its communicator.
         most: Elements of a piece, for a bucket that is larger.
     """
 
-    def __init__(self, comm: Communicator, most: int) -> None:
-        self._comm = comm
+    def __init__(self, calls: Calls, most: int) -> None:
+        self._calls = calls
         self._most = most
 
     def dtype_of(self, parameter: DistParameter) -> np.dtype[Any]:
@@ -51,7 +51,7 @@ class Sums:
 
     def start(self, bucket: Bucket) -> None:
         """Send it."""
-        bucket.sent = _all_reduce(self._comm, bucket.values, "sum", self._most)
+        bucket.sent = _all_reduce(self._calls, bucket.values, "sum", self._most)
 
     def finish(self, bucket: Bucket) -> None:
         """Wait for it."""
@@ -63,20 +63,20 @@ class Sums:
         values = bucket.values
         if parameter.dtype.widen is not None:
             values = parameter.wide(values)
-        return divided(values, self._comm.world_size)
+        return divided(values, self._calls.world_size)
 
 
 class Halves:
     """The mean travels in f16, summed in f32 by its owner: the sum of many would be beyond f16.
 
     Args:
-        comm, most: See `Sums`.
+        calls, most: See `Sums`.
         shelf: Where memory is from.
         clip: Largest magnitude of an element of the local gradient; None for no bound.
     """
 
-    def __init__(self, comm: Communicator, most: int, shelf: Shelf, clip: float | None) -> None:
-        self._comm = comm
+    def __init__(self, calls: Calls, most: int, shelf: Shelf, clip: float | None) -> None:
+        self._calls = calls
         self._most = most
         self._shelf = shelf
         self._clip = clip
@@ -92,7 +92,7 @@ class Halves:
             np.clip(values, -self._clip, self._clip, out=values)
         half = self._shelf.array(np.float16, bucket.size)
         to_half(values, half)
-        bucket.sent = half, _all_reduce(self._comm, half, "mean", self._most)
+        bucket.sent = half, _all_reduce(self._calls, half, "mean", self._most)
 
     def finish(self, bucket: Bucket) -> None:
         """Wait for it."""
@@ -109,18 +109,18 @@ class Packed:
     """Arrays that become their sums or means over all workers, side by side on the wire.
 
     Args:
-        comm, most: See `Sums`.
+        calls, most: See `Sums`.
         op: "sum" or "mean".
         arrays: Flat ones of any float dtypes; written by `finish`. They are copied here.
         half: Let means in f16 travel; a sum is the mean multiplied back.
     """
 
     def __init__(
-        self, comm: Communicator, most: int, op: str, arrays: Sequence[Array], half: bool = False
+        self, calls: Calls, most: int, op: str, arrays: Sequence[Array], half: bool = False
     ) -> None:
         self._arrays = list(arrays)
         self._packed: list[tuple[list[Array], Array]] = []
-        self._factor = comm.world_size if half and op == "sum" else 1
+        self._factor = calls.world_size if half and op == "sum" else 1
         self._handles: list[Any] = []
         kinds: dict[np.dtype[Any], list[Array]] = {}
         for array in self._arrays:
@@ -131,7 +131,7 @@ class Packed:
                 full, values = values, np.empty(values.size, np.float16)
                 to_half(full, values)
             self._packed.append((members, values))
-            self._handles += _all_reduce(comm, values, "mean" if half else op, most)
+            self._handles += _all_reduce(calls, values, "mean" if half else op, most)
 
     def wait(self) -> None:
         """Wait for all; nothing of the user's has been written yet."""
@@ -200,5 +200,5 @@ def finish_all(handles: Sequence[Any]) -> None:
     run_all([handle.wait for handle in handles])
 
 
-def _all_reduce(comm: Communicator, values: Array, op: str, most: int) -> list[Any]:
-    return [comm.all_reduce(piece, op=op, async_op=True) for piece in cut(values, most)]
+def _all_reduce(calls: Calls, values: Array, op: str, most: int) -> list[Any]:
+    return [calls.all_reduce(piece, op) for piece in cut(values, most)]

@@ -107,6 +107,7 @@ class TensorVerbs(DistCore):
         self, tensors: Any, accumulation: Any, spars: float, topK: bool
     ) -> None:
         """Do as `sparsification` with several tensors side by side, as if they were one."""
+        self._calls.begin()
         choice = Choice(spars, topK)
         places = self._places(check_tensors(tensors))
         x = np.concatenate([np.empty(0, np.float32), *(widened(each.flat) for each in places)],
@@ -118,7 +119,7 @@ class TensorVerbs(DistCore):
         if kept is not None:
             x += kept.flat
         pairs = choice.of(x)
-        handle = gather(self._comm, pairs)
+        handle = gather(self._calls, pairs)
 
         def finish() -> None:
             found = apart(handle.wait(), self.world_size)
@@ -148,7 +149,7 @@ class TensorVerbs(DistCore):
         self._begin()
         for source in params.values() if hasattr(params, "values") else params:
             parameter = self._parameters.of(source)
-            self._comm.broadcast(parameter.read(), root=root)
+            self._calls.broadcast(parameter.read(), root)
             parameter.write_back()
 
     # ---- inside ----
@@ -157,8 +158,9 @@ class TensorVerbs(DistCore):
         return [Place(tensor) for tensor in check_tensors(tensors)]
 
     def _sum(self, tensors: list[Any], *, half: bool) -> None:
+        self._calls.begin()
         places = self._places(tensors)
-        packed = Packed(self._comm, self._most, "sum", [each.flat for each in places], half)
+        packed = Packed(self._calls, self._most, "sum", [each.flat for each in places], half)
 
         def finish() -> None:
             packed.finish()

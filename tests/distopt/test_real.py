@@ -10,7 +10,7 @@ import pytest
 
 from asyncps import optim
 from asyncps.distopt import DistOpt
-from asyncps.errors import CollectiveMismatch, Disagreement, TensorError
+from asyncps.errors import AsyncPSError, CollectiveMismatch, Disagreement, TensorError
 from tests.distopt.models import backward, gradients, local_sgd, weights
 from tests.distopt.test_update import close, same
 from tests.support import threadgroup
@@ -100,3 +100,27 @@ def test_verbs_on_tensors_and_what_is_refused(world: int) -> None:
 
     with group(world) as ranks:
         ranks.run(work)
+
+
+def test_a_pass_that_failed_at_one_worker_is_never_taken_for_the_next() -> None:
+    """What the worker calls next looks like what the other one waits for, and is not it."""
+    def work(comm: Any) -> list[Any]:
+        opt = DistOpt(optim.SGD(lr=1.0), communicator=comm)
+        params = [np.zeros(20, "f4"), np.zeros(20, "f4")]
+
+        def loss(whole: bool) -> Any:
+            for place, param in enumerate(params):
+                if place == 1 and not whole:
+                    raise KeyError("a mistake of the user's")
+                yield param, np.ones(20, "f4")
+
+        if comm.rank == 1:
+            with pytest.raises(KeyError):
+                opt.backward_and_update(loss(whole=False), 10)
+        with pytest.raises(AsyncPSError) as error:
+            opt.backward_and_update(loss(whole=True), 10)
+        assert comm.rank == 1 or "lacks ranks [1]" in str(error.value)
+        return [float(param[0]) for param in params]
+
+    with group(2, round_s=0.3) as ranks:
+        assert ranks.run(work) == [[0.0, 0.0]] * 2

@@ -38,10 +38,12 @@ class ThreadComm:
         self.world_size = self.size = self.local_size = group.size
         self.calls: list[tuple[str, tuple[int, ...], str]] = []
         self.closed = False
+        self._names: set[Any] = set()
 
     def all_reduce(self, x: Any, op: str = "sum", name: Any = None, async_op: bool = False) -> Any:
         assert x.flags.c_contiguous
         assert x.flags.writeable
+        self._check_name(name)
         self.calls.append((op, x.shape, x.dtype.name))
         wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
         total = np.zeros(x.shape, wide)
@@ -52,6 +54,7 @@ class ThreadComm:
         return Done(x) if async_op else x
 
     def all_gather(self, x: Any, name: Any = None, async_op: bool = False) -> Any:
+        self._check_name(name)
         self.calls.append(("gather", x.shape, x.dtype.name))
         found = np.concatenate(self._group.exchange(self.rank, x.copy()))
         found.flags.writeable = False
@@ -63,6 +66,12 @@ class ThreadComm:
 
     def close(self) -> None:
         self.closed = True
+
+    def _check_name(self, name: Any) -> None:
+        """All ranks say the same name, and each once."""
+        assert name not in self._names
+        self._names.add(name)
+        assert set(self._group.exchange(self.rank, name)) == {name}
 
 
 class ThreadGroup:

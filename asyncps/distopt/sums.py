@@ -100,8 +100,11 @@ class Halves:
 
     def mean(self, bucket: Bucket) -> Array:
         """Widen what came."""
-        values: Array = bucket.values
-        values[...] = bucket.sent[0]
+        values, half = bucket.values, bucket.sent[0]
+        if values.dtype == np.float32:
+            reduce.widen_f16(values, half.view(np.uint16))
+        else:
+            values[...] = half
         return values
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncps.errors import AsyncPSError, ClosedError, ConfigError, DeadlineExceeded
 from asyncps.roles.client import Client
+from asyncps.roles.compressing import Checked
 from asyncps.roles.encodings import Encoding
 from asyncps.roles.framing import spread
 from asyncps.roles.operation import Operation, resolve
@@ -29,13 +30,14 @@ class Call:
         outgoing: What is sent, if anything.
         incoming: Where answers go, if there are any.
         attempt: The try on a lane, if there was one.
+        checked: What is to be encoded of its values, until it is.
         encoding: What tells that its values are encoded and it has not begun, if they are.
         refused: Why it is not to begin, if something is known before.
     """
 
     __slots__ = (
-        "_client", "_listed", "_priority", "_started", "_worker", "attempt", "encoding", "incoming",
-        "op", "outgoing", "plan", "refused",
+        "_client", "_listed", "_priority", "_started", "_worker", "attempt", "checked", "encoding",
+        "incoming", "op", "outgoing", "plan", "refused",
     )
 
     def __init__(
@@ -48,6 +50,7 @@ class Call:
         self._listed = listed
         self._started = False
         self.attempt: Attempt | None = None
+        self.checked: Checked | None = None
         self.encoding: Encoding | None = None
         self.refused: AsyncPSError | None = None
         self.op = op

@@ -157,6 +157,8 @@ def worker(
               help="A variable for the servers (NAME:VALUE too).")
 @click.option("--env-worker", multiple=True, metavar="NAME[=VALUE]",
               help="A variable for the workers (NAME:VALUE too).")
+@click.option("--job", metavar="NAME",
+              help="The job's name, ASYNCPS_JOB; default: a random one.")
 @click.option("--p3", is_flag=True, help="MXNet's P3 training (not there yet).")
 @click.option("--metrics-port", type=int, metavar="PORT",
               help="Serve Prometheus metrics: 0: every role on any port, told on stderr and by "
@@ -170,7 +172,7 @@ def worker(
 def launch(
     environ: dict[str, str], /, num_workers: int, num_servers: int | None, launcher: str,
     on_worker_lost: str, log_dir: Path | None, imports: str | None, metrics_port: int | None,
-    command: tuple[str, ...], **options: Any,
+    job: str | None, command: tuple[str, ...], **options: Any,
 ) -> int:
     """Run COMMAND as the workers of a new job, with scheduler and servers.
 
@@ -198,7 +200,7 @@ def launch(
                           expected="ports up to 65535, or 0 for any", got=metrics_port)
     return launch_local(LocalJob(
         command=command, num_workers=config.num_workers, num_servers=config.num_servers,
-        inherited=environ, env=_environment_by_role(environ, options), log_dir=log_dir,
+        inherited=environ, env=_environment_by_role(environ, options), name=job, log_dir=log_dir,
         metrics_port=metrics_port, on_worker_lost=on_worker_lost, colour=_wants_colour(environ),
         debug=config.log_level.upper() == "DEBUG",
     ))  # fmt: skip

@@ -41,6 +41,8 @@ from asyncps.values import (
 
 CAPABILITIES = ("optimizer",)
 
+Coder = Callable[[Client, Call], Call]  # what is done to a call whose values are compressed
+
 
 class Core(RowCalls):
     """One store of one worker."""
@@ -120,7 +122,9 @@ class Core(RowCalls):
         check_text(unknown)
         await self.worker.look_up(self.client, unknown)
 
-    def push(self, plan: Plan, keys: Any, values: Any, priority: int, copy: bool) -> Call:
+    def push(
+        self, plan: Plan, keys: Any, values: Any, priority: int, copy: bool, coded: Coder = coded
+    ) -> Call:
         """Build a push."""
         self._check_push(plan)
         if plan.tables:
@@ -139,7 +143,9 @@ class Core(RowCalls):
             priority,
         )
 
-    def pushpull(self, plan: Plan, keys: Any, values: Any, out: Any, priority: int) -> Call:
+    def pushpull(
+        self, plan: Plan, keys: Any, values: Any, out: Any, priority: int, coded: Coder = coded
+    ) -> Call:
         """Build a pushpull; of row-sparse keys it returns the rows that it has pushed."""
         self._check_push(plan)
         if plan.tables and len(plan.tables) == len(plan.infos):
@@ -181,7 +187,7 @@ class Core(RowCalls):
     ) -> None:
         """Take the lane if that may be; the call has ended, or goes on over the loop."""
         shortcut = self.shortcut
-        if shortcut is None or call.plan.lone is None:
+        if shortcut is None or call.plan.lone is None or call.encoding is not None:
             self.begin(call, on_loop)
             return
         with shortcut.held():
@@ -237,8 +243,8 @@ class Core(RowCalls):
         await self.flush()
         await self.worker.set_optimizer(self.client, chosen.name, chosen.hyper, keep=keep)
 
-    async def set_compression(self, spec: Any, keys: Any) -> None:
-        """Encode pushes of some keys from now on."""
+    async def set_compression(self, spec: Any, keys: Any, *, default: bool = False) -> None:
+        """Encode pushes of some keys from now on; by `default` those that no rule names."""
         self._check_open()
         words = codecs.checked(spec)
         self.client.check_rate(self.client.hyper, words)
@@ -246,9 +252,14 @@ class Core(RowCalls):
         named = keys
         if keys is not None and not isinstance(keys, str):
             named = list(as_keys(keys)[0])
+        if named == []:
+            raise ConfigError("compression of no keys", got="[]",
+                              expected="a pattern, a key, a list of keys, or None for all")
+        if default and self.client.compression is not None:
+            self.client.compression.check_default(words)
         check_text([named] if isinstance(named, str) else named or [])
         await self.flush()
-        await self.worker.set_compression(self.client, named, words)
+        await self.worker.set_compression(self.client, named, words, default=default)
 
     def compression_report(self) -> dict[Key, dict[str, Any]]:
         """Say of each key how it is sent, and what that came to."""

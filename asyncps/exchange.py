@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from asyncps.parameters import Parameter
 from asyncps.values import Key
+from asyncps.wholecalls import Send
 
 # Values up to this size travel together, as the store keeps them together (`small_key_bytes`).
 _SMALL_BYTES = 32 * 1024
@@ -52,9 +55,10 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
 
     Raises:
         AsyncPSError: The first failure, when all have ended: until then arrays are being written.
+            One that a gradient is the cause of comes before anything is pushed.
     """
     if hasattr(store, "_use_own"):
-        store._use_own(hyper)
+        store._use_own(hyper, [each.key for each in travels if not each.weights])
     sparse = [each for each in travels if each.parameter.sparse]
     dense = [each for each in travels if not each.parameter.sparse]
     small = [each for each in dense if each.parameter.nbytes <= _SMALL_BYTES]
@@ -64,15 +68,14 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
     handles: list[Any] = []
     lone = len(groups) + len(sparse) == 1  # a lone call is quicker when it blocks
     try:
-        handles.extend(
-            store.pushpull(
-                [each.key for each in group], [each.parameter.gradients() for each in group],
-                out=[each.places() for each in group], priority=group[0].priority,
-                async_op=not lone,
+        if not lone and hasattr(store, "_whole") and (sparse or store._is_compressed):
+            _begin_whole(store, groups, sparse, handles)
+        else:
+            handles.extend(
+                store.pushpull(*_sent(group), priority=group[0].priority, async_op=not lone)
+                for group in groups
             )
-            for group in groups
-        )
-        handles.extend(each.parameter.exchange_rows(store, each.priority) for each in sparse)
+            handles.extend(each.parameter.exchange_rows(store, each.priority) for each in sparse)
     except BaseException:
         with contextlib.suppress(Exception):
             _wait_for_all(handles)
@@ -83,14 +86,51 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
         each.put()
 
 
+def _begin_whole(
+    store: Any, groups: Sequence[Sequence[Travel]], sparse: Sequence[Travel], handles: list[Any]
+) -> None:
+    """Begin all, or nothing: what may be refused is looked at before the first begins."""
+    sends = [Send(*_sent(group), group[0].priority) for group in groups]
+    sends += [Send(each.key, each.parameter.gradients(), None, each.priority) for each in sparse]
+    whole = store._whole(sends)
+    try:
+        handles.extend(whole.begin() for _ in groups)
+        for each in sparse:
+            whole.begin()
+            handles.append(each.parameter.begin_pull_rows(store, each.priority))
+    finally:
+        whole.drop()
+
+
+def _sent(group: Sequence[Travel]) -> tuple[list[Key], list[Any], list[Any]]:
+    return ([each.key for each in group], [each.parameter.gradients() for each in group],
+            [each.places() for each in group])
+
+
 def init_weights(store: Any, parameters: Sequence[Parameter]) -> None:
-    """Make the keys of parameters, with rank 0's weights if they are not there yet."""
+    """Make the keys of parameters, with rank 0's weights if they are not there, and pull all."""
     dense = [parameter for parameter in parameters if not parameter.sparse]
     if dense:
         store.init([each.key for each in dense], [each.read_weights()[0] for each in dense])
     for parameter in parameters:
         if parameter.sparse:
             parameter.begin_rows(store)
+    take_weights(store, parameters)
+
+
+def init_sums(store: Any, parameters: Sequence[Parameter], names: Mapping[Key, Key]) -> None:
+    """Make the keys under which gradients are summed.
+
+    Args:
+        store: Where.
+        parameters: Whose gradients; those of fixed ones are not summed.
+        names: The parameter's key of each of these keys, in the parameters' order.
+    """
+    if hasattr(store, "_let_stand"):
+        store._let_stand(names)
+    if names:
+        store.init(list(names), [np.zeros(each.shape, each.dtype) for each in parameters
+                                 if not each.fixed])
 
 
 def take_weights(store: Any, parameters: Sequence[Parameter]) -> None:
@@ -105,12 +145,13 @@ def take_weights(store: Any, parameters: Sequence[Parameter]) -> None:
 
 
 def assign_weights(store: Any, parameters: Sequence[Parameter]) -> None:
-    """Let the store have rank 0's weights; all workers call it between the same two steps."""
+    """Let all have rank 0's weights; all workers call it between the same two steps."""
     store.barrier()  # nobody is in a step any more
     if store.rank == 0:
         for parameter in parameters:
             parameter.assign(store)
     store.barrier()
+    take_weights(store, parameters)
 
 
 def _wait_for_all(handles: list[Any]) -> None:

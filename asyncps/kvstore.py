@@ -25,9 +25,10 @@ from asyncps.roles.runtime import Runtime, without_internals
 from asyncps.rowverbs import AsyncRowVerbs, RowVerbs
 from asyncps.storefacts import StoreFacts
 from asyncps.values import as_keys
+from asyncps.wholecalls import WholeCalls
 
 
-class KVStore(StoreFacts, CheckpointVerbs, CompressionVerbs, RowVerbs, LaterVerbs):
+class KVStore(StoreFacts, CheckpointVerbs, CompressionVerbs, RowVerbs, WholeCalls, LaterVerbs):
     """A store for programs without an event loop of their own; every verb blocks.
 
     Made by `asyncps.create` or `LocalCluster.run`. May be used from several threads.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from asyncps.localtables import LocalTables
 from asyncps.localvalues import Kind, Value, alone, check_same, describe, restore
 from asyncps.tensor import checkpoint
 from asyncps.values import Array, Key
+
+log = logging.getLogger(__name__)
 
 Path = str | os.PathLike[str]
 Updater = Callable[[Key, Array, Array], None]
@@ -79,6 +82,9 @@ class LocalCheckpointVerbs:
         tables = self._tables.compare(found, self._values, weights=True)
         known = self._values
         self._take("load", found, made)
+        if checkpoint.KEPT in found.meta:
+            log.warning("a store of one process sends nothing: it drops what compressed keys had "
+                        "not sent, which this checkpoint has")
         self._tables.take(found, tables, weights=True)
         for key, value in known.items():  # in place: an adopted array is the caller's
             np.copyto(value.array, made[key].array)

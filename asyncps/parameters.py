@@ -150,6 +150,10 @@ class Parameter:
         All rows are pulled: nobody here knows which ones the others have changed.
         """
         store.push(self.key, self.gradients(), priority)
+        return self.begin_pull_rows(store, priority)
+
+    def begin_pull_rows(self, store: Any, priority: int) -> Any:
+        """Pull the weights, after their gradients were pushed; return the handle."""
         return store.row_sparse_pull(
             self.key, np.arange(self.shape[0]), out=self.weights()[0], priority=priority,
             async_op=True,

@@ -7,8 +7,6 @@ import logging
 import math
 from typing import Any, Self
 
-import numpy as np
-
 from asyncps import optim
 from asyncps.cluster import create
 from asyncps.errors import (
@@ -19,7 +17,7 @@ from asyncps.errors import (
     OptimizerError,
     TensorError,
 )
-from asyncps.exchange import Travel, assign_weights, exchange, init_weights, take_weights
+from asyncps.exchange import Travel, assign_weights, exchange, init_sums, init_weights, take_weights
 from asyncps.kvstore import AsyncKVStore
 from asyncps.localcheckpoints import Path
 from asyncps.localstore import LocalStore
@@ -49,7 +47,8 @@ class Trainer:
             the end of the process.
         update_on_kvstore: Where the optimizer runs; None means on the store if it can. Otherwise
             gradients are summed, under keys of their own, and every worker updates.
-        compression_params: As `KVStore.set_gradient_compression` takes them, for all keys.
+        compression_params: As `KVStore.set_gradient_compression` takes them, for all keys that no
+            call of that, before or after, names by a pattern, a key or a list.
 
     All workers make the trainer, with the same words: when it is made the store has the optimizer,
     and every worker the same weights. They are rank 0's or, where the store holds these keys
@@ -63,7 +62,8 @@ class Trainer:
     and the same optimizer and hyper-parameters; give each of others a store of its own name.
 
     Raises:
-        ConfigError, TensorError, OptimizerError: An argument that cannot be right.
+        ConfigError, TensorError, OptimizerError: An argument that cannot be right; or other
+            compression_params than the store has for all keys.
         NotYetError: A store type or compression that is not there yet.
     """
 
@@ -96,7 +96,7 @@ class Trainer:
         self._barred: AsyncPSError | None = None  # why it may not train
         try:
             if compression_params:
-                (self._store or LocalStore("local")).set_gradient_compression(compression_params)
+                (self._store or LocalStore("local"))._compress_others(compression_params)
             keys = frozenset(parameter.key for parameter in self._parameters)
             if self._on_store:
                 self._store._followers.check(keys, self._optimizer)
@@ -221,19 +221,21 @@ class Trainer:
         self._check_usable()
         if self._store is not None:
             assign_weights(self._store, self._parameters)
-            take_weights(self._store, self._parameters)
 
     def save_states(self, path: Path) -> None:
         """Write what the optimizer keeps, and its hyper-parameters.
 
         Args:
             path: A directory in the form of a checkpoint; an old one is replaced in one step. All
-                workers call this; where updates happen here, each writes the same.
+                workers call this; where updates happen here, each writes the same. What compression
+                has not sent is not in it: `KVStore.save` has that, of updates on the store.
 
         Raises:
             CheckpointError: It could not be written.
         """
         self._check_usable()
+        if not self._on_store and hasattr(self._store, "_note_unsaved"):
+            self._store._note_unsaved("save_states")
         (self._store if self._on_store else self._local[0]).save_optimizer_states(path)
 
     def load_states(self, path: Path) -> None:
@@ -301,19 +303,14 @@ class Trainer:
             if self._on_store:
                 self._give_optimizer()
             init_weights(self._store, parameters)
-            take_weights(self._store, parameters)
         if self._on_store:
             return
         if self._store is not None:
             if getattr(self._store, "optimizer", None) is not None:
                 raise ConfigError("update_on_kvstore=False on a store that has an optimizer",
                                   expected="a store of another name", got=self._store.optimizer)
-            learning = [parameter for parameter in parameters if not parameter.fixed]
-            if learning:
-                self._store.init(
-                    [self._key(each) for each in learning],
-                    [np.zeros(each.shape, each.dtype) for each in learning],
-                )
+            init_sums(self._store, parameters, {
+                self._key(each): each.key for each in parameters if not each.fixed})
         for _ in range(devices):
             local = LocalStore("local")
             local.set_optimizer(self._optimizer)

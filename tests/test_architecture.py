@@ -73,6 +73,7 @@ ROOMS = (
     Room("asyncps.rowverbs", 7.18, WIRE),
     Room("asyncps.storefacts", 7.18, WIRE),
     Room("asyncps.core", 7.15, WIRE),
+    Room("asyncps.wholecalls", 7.18, WIRE),
     Room("asyncps.localvalues", 7.18, WIRE),
     Room("asyncps.localtables", 7.185, WIRE),
     Room("asyncps.parameters", 7.18, WIRE),

@@ -46,6 +46,7 @@ class LocalJob:
         num_servers: How many servers.
         inherited: The environment that all start from; a cluster in it is left out.
         env: What is added for a role, by role.
+        name: Of the job; None: a random one.
         log_dir: Where a file a rank is kept.
         metrics_port: Where the scheduler serves metrics; servers and then workers take the next
             ports. 0: each any; None: nobody does.
@@ -59,6 +60,7 @@ class LocalJob:
     num_servers: int
     inherited: Mapping[str, str]
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    name: str | None = None
     log_dir: Path | None = None
     metrics_port: int | None = None
     on_worker_lost: str = "fail"
@@ -131,7 +133,7 @@ class _Run:
         self._ender: Ender | None = None
         self._deadlines = deadlines
         self._token = secrets.token_hex(32)
-        self._name = f"local-{secrets.token_hex(8)}"
+        self._name = job.name or f"local-{secrets.token_hex(8)}"
         self._scheduler = "127.0.0.1:0"
         self._listens = False
         self._said: deque[tuple[Member, str]] = deque()  # losses that the scheduler declared

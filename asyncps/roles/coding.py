@@ -82,7 +82,7 @@ class Large:
         wide = self._widened()
         try:
             g = _floats(self._view) if wide is None else wide.view(np.float32)
-            self.skipped = is_skipped(self._coder, g, self._info.key, rank,
+            self.skipped = is_skipped(self._coder, g, self._info.told, rank,
                                       skip=self._rule.skips, codec=self.codec)
         finally:
             if wide is not None:
@@ -96,6 +96,7 @@ class Large:
 
     def encode(self, take: Take, coding: Coding) -> CodedKey:
         """Encode it."""
+        self._coder.settle()  # another thread may have pushed it since it was looked at
         codec, info, cuts = self.codec, self._info, self._cuts()
         payloads = self._encode_whole(take, cuts)
         coding.undo.append(partial(
@@ -117,6 +118,7 @@ class Large:
         """Encode it when it is sent, each chunk by itself or all with the first; or when the key's
         next value is to be encoded, if that is sooner.
         """
+        self._coder.settle()
         cuts = self._cuts()
         encode = (self._encoder_of_chunks(take, cuts) if isinstance(self.codec, Elementwise)
                   else self._encoder_of_all(take, cuts))
@@ -225,11 +227,13 @@ class Rows:
         for place, (info, coder, row) in enumerate(
             zip(self._infos, self._coders, self._rows(), strict=True)
         ):
-            if is_skipped(coder, row, info.key, rank, skip=self._rule.skips, codec=self._codec):
+            if is_skipped(coder, row, info.told, rank, skip=self._rule.skips, codec=self._codec):
                 self._skipped.add(place)
 
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
         """Encode them, one behind the other."""
+        for coder in self._coders:
+            coder.settle()
         codec, slab = self._codec, self._slab
         frame, seeds = seeding.of_rows(codec, self._coders, seed, slab.unit.number, slab.rows,
                                        [info.key for info in self._infos])

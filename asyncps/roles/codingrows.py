@@ -79,7 +79,7 @@ class CodingRows:
             rests = self._gathered.rests
         bad, at = self._coder.count_nonfinite_rows(self._g, rests)
         self._skipped = bool(bad) and is_told(
-            self._coder, self._g, rests, bad, at, self._pushed.info.key, rank,
+            self._coder, self._g, rests, bad, at, self._pushed.info.told, rank,
             skip=self._rule.skips)
 
     def encode(self, take: Take, coding: Coding) -> None:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncps.errors import NotYetError
+from asyncps.errors import ConfigError, NotYetError
 from asyncps.protocol.messages import Key
 from asyncps.roles.coders import Coders
 from asyncps.roles.coding import Coding, Large, Rows
 from asyncps.roles.codingrows import CodingRows, PushedRows
+from asyncps.roles.ending import Last, Place, lasts_of, send_lasts
 from asyncps.roles.momenta import check_momentum
 from asyncps.roles.rates import Rates
-from asyncps.roles.rules import Keys, Rule, Words
+from asyncps.roles.rules import Keys, Rule, Words, differing
 from asyncps.tensor import dtypes
 from asyncps.tensor.codecs import Stateful, Take
 from asyncps.tensor.feedback import KeyCoder
@@ -54,15 +55,60 @@ class Compression:
         self._seed = (job, store)
         self.rates = Rates()
         self._rules: list[Rule] = []
+        self._fresh: list[Rule] = []  # that nothing was pushed by yet
+        self._by_key: dict[Key, Rule | None] = {}  # what was found of them
         self._coders = Coders(threads)
 
-    def add(self, keys: Keys, words: Words) -> None:
+    def add(self, keys: Keys, words: Words, *, default: bool = False) -> None:
         """Add a rule; of several that name a key the last one counts.
 
         What a key has not sent stays, whatever its codec was.
+
+        Args:
+            keys, words: As `Rule` has them.
+            default: It is of all keys, and all others go before it.
         """
-        self._rules = [rule for rule in self._rules if rule.keys != keys]
-        self._rules.append(Rule(keys, words, self._workers))
+        rule = Rule(keys, words, self._workers)
+        if default and (self._of_all is None or self._of_all.words != words):
+            self._rules = [rule, *[each for each in self._rules if each.keys is not None]]
+        elif not default:
+            self._rules = [*[each for each in self._rules if each.keys != keys], rule]
+            self._fresh.append(rule)
+        self._by_key = {}  # behind the rules, and another: callers' threads fill it
+
+    @property
+    def _of_all(self) -> Rule | None:
+        return next((rule for rule in self._rules if rule.keys is None), None)
+
+    def check_default(self, words: Words) -> None:
+        """Refuse other words for all keys than those that there are.
+
+        Raises:
+            ConfigError: It names both.
+        """
+        there = self._of_all
+        if there is not None and there.words != words:
+            raise ConfigError(
+                "compression_params of a trainer beside other words for all keys of its store",
+                expected=f"{differing(there.words, words)}; or set_gradient_compression before, "
+                "which changes them; or a rule by key, which goes before",
+                got=differing(words, there.words))
+
+    def look(self, infos: Mapping[Key, KeyInfo]) -> None:
+        """Warn of words that no key is named by; to be called before the first push.
+
+        Args:
+            infos: All keys.
+        """
+        fresh, self._fresh = self._fresh, []
+        for rule in fresh if self._rank == 0 else ():
+            if rule in self._rules:
+                rule.warn_of_nobody([info.told for info in infos.values()])
+
+    @property
+    def has_fresh(self) -> bool:
+        """Whether a rule was added since `look` was called."""
+        return bool(self._fresh)
 
     @property
     def is_set(self) -> bool:
@@ -75,8 +121,8 @@ class Compression:
 
     def rule_of(self, info: KeyInfo) -> tuple[Rule | None, str]:
         """Return the rule by which a key is encoded; or None, and why it goes dense."""
-        rule = self._rule(info.key)
-        if rule is None:
+        rule = self._rule(info.told)
+        if rule is None or (rule.ends and not self._keeps_rows(info)):
             return None, "no compression is set for it"
         dtype = dtypes.by_name(info.spec.dtype)
         if dtype.sum != np.float32:
@@ -96,7 +142,46 @@ class Compression:
         return rule, ""
 
     def _rule(self, key: Key) -> Rule | None:
-        return next((rule for rule in reversed(self._rules) if rule.names(key)), None)
+        found = self._by_key  # before the rules: what is found of old ones is not found again
+        if key not in found:
+            found[key] = next((rule for rule in reversed(self._rules) if rule.names(key)), None)
+        return found[key]
+
+    def _keeps_rows(self, info: KeyInfo) -> bool:
+        """Tell whether something is left of a row-sparse key's rows, which takes many pushes."""
+        coder = self._coders.get(info.key)
+        return isinstance(coder, RowCoder) and len(coder.rests) > 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a rule ends the compression of some keys."""
+        return any(rule.ends for rule in self._rules)
+
+    def last_of(self, info: KeyInfo) -> Last | None:
+        """Return what takes along what a dense key has kept, if its compression has ended."""
+        rule, coder = self._rule(info.told), self._coders.get(info.key)
+        if rule is None or not rule.ends or coder is None or info.is_table:
+            return None
+        return None if coder.residual is None else Last(info, coder)
+
+    def ends_some(self, plan: Plan) -> bool:
+        """Tell whether a push of these keys takes along what one has kept."""
+        return self.has_ended and any(self.last_of(info) is not None for info in plan.dense)
+
+    def check_sums(self, infos: Sequence[KeyInfo]) -> None:
+        """Refuse sums of gradients of which only changes are to be pulled.
+
+        Raises:
+            ConfigError: A sum has little to do with the one before; more, or less, than was pushed
+                would be applied.
+        """
+        for info in infos:
+            rule = self._rule(info.told)
+            if rule is not None and rule.changes is not None:
+                raise ConfigError(
+                    f"pull=True of compression {rule.codec.name}, for key {info.told!r}, beside a "
+                    "trainer that updates at the workers: what they pull are sums",
+                    expected="pull=None, or update_on_kvstore=True", got="pull=True")
 
     def check_tables(self, infos: Sequence[KeyInfo]) -> None:
         """Refuse row-sparse keys that were asked for by name with a codec of dense keys.
@@ -105,7 +190,7 @@ class Compression:
             NotYetError: There is one.
         """
         for info in infos:
-            rule = self._rule(info.key) if info.is_table else None
+            rule = self._rule(info.told) if info.is_table else None
             if rule and rule.keys is not None and isinstance(rule.codec, Stateful):
                 raise NotYetError(f"{rule.codec.name} of row-sparse keys ({info.key!r}) is not "
                                   "there yet")
@@ -150,22 +235,18 @@ class Compression:
             if rule.keys is None:
                 return
 
-    def encode(
-        self, plan: Plan, large: list[Any], slabs: list[Any], take: Take, pool: SharedPool, *,
-        lent: bool = False, tables: Sequence[PushedRows] = (),
-    ) -> Coding:
-        """Encode what of a call's values is compressed, in their places.
+    def checked(
+        self, plan: Plan, large: list[Any], slabs: list[Any], pool: SharedPool, *,
+        tables: Sequence[PushedRows] = (),
+    ) -> Checked:
+        """Look at what of a call's values is to be encoded; nothing is encoded yet.
 
         Args:
             plan: Where the keys live.
-            large: Byte views of the large keys' values; those encoded become `CodedKey`, those that
-                will be as they are sent `LazyKey`.
-            slabs: Gathered rows; those encoded become `CodedRows`.
-            take: Gives memory that stays until the call has ended.
-            pool: Gives memory for less long.
-            lent: The values stay as they are until the call has ended, so that a chunk can be
-                encoded when it is sent.
-            tables: What is pushed of the row-sparse keys; those encoded get their `coded`.
+            large: Byte views of the large keys' values.
+            slabs: Gathered rows.
+            pool: Gives memory for a while.
+            tables: What is pushed of the row-sparse keys.
 
         Raises:
             TensorError: A value that is NaN or infinite, of a key whose rule does not skip these:
@@ -190,18 +271,57 @@ class Compression:
             some.check(self._rank)
         for each in sparse:
             each.check(self._rank)
+        lasts = lasts_of(plan, self.last_of) if self.has_ended else []
+        return Checked(large, slabs, jobs, rows, sparse, lasts, self._seed)
+
+
+class Checked:
+    """What is to be encoded of one call's values, all of which may be.
+
+    Args:
+        large: Byte views of the large keys' values; those encoded become `CodedKey`, those that
+            will be as they are sent `LazyKey`.
+        slabs: Gathered rows; those encoded become `CodedRows`.
+        jobs, rows: What is encoded of them, and in which places.
+        sparse: What is pushed of row-sparse keys; those encoded get their `coded`.
+        lasts: What goes as it is, with what was kept of it.
+        seed: What random places are drawn for.
+    """
+
+    def __init__(
+        self, large: list[Any], slabs: list[Any], jobs: Sequence[tuple[int, Large]],
+        rows: Sequence[tuple[int, Rows]], sparse: Sequence[CodingRows],
+        lasts: Sequence[Place], seed: tuple[str, int],
+    ) -> None:
+        self._large = large
+        self._slabs = slabs
+        self._jobs = jobs
+        self._rows = rows
+        self._sparse = sparse
+        self._lasts = lasts
+        self._seed = seed
+
+    def encode(self, take: Take, *, lent: bool = False) -> Coding:
+        """Encode it, in its places.
+
+        Args:
+            take: Gives memory that stays until the call has ended.
+            lent: The values stay as they are until the call has ended, so that a chunk can be
+                encoded when it is sent.
+        """
         coding = Coding()
         try:
-            for place, one in jobs:
-                large[place] = (
+            for place, one in self._jobs:
+                self._large[place] = (
                     one.skip() if one.skipped
                     else one.later(take, coding) if lent and one.may_wait
                     else one.encode(take, coding)
                 )
-            for place, some in rows:
-                slabs[place] = some.encode(take, coding, self._seed)
-            for each in sparse:
+            for place, some in self._rows:
+                self._slabs[place] = some.encode(take, coding, self._seed)
+            for each in self._sparse:
                 each.encode(take, coding)
+            send_lasts(self._lasts, self._large, self._slabs, take, coding)
         except BaseException:
             coding.put_back()
             raise

@@ -37,6 +37,7 @@ class Directory:
         hyper_version: The version of them that pushes carry.
         hyper_asked: The last version that the servers were asked to take, whatever came of it.
         compression: What is encoded, or None: nothing.
+        stands_for: Of keys that are not the user's own, the one that is.
     """
 
     def __init__(self, config: StoreConfig, links: Sequence[Link]) -> None:
@@ -49,6 +50,7 @@ class Directory:
         self.hyper_version = 0
         self.hyper_asked = 0
         self.compression: Compression | None = None
+        self.stands_for: dict[Key, Key] = {}
         # In dist_async a push is applied when it is taken: nothing stays open.
         self._window = None if bound_of(config) is None else CLOCK_WINDOW
         self._late: frozenset[int] = frozenset()
@@ -60,7 +62,8 @@ class Directory:
             if placement.spec.key in self.keys:
                 continue
             pieces = [(self._learn(piece, placement), piece) for piece in placement.pieces]
-            self.keys[placement.spec.key] = KeyInfo(placement.spec, pieces)
+            info = self.keys[placement.spec.key] = KeyInfo(placement.spec, pieces)
+            info.told = self.stands_for.get(info.key, info.key)
         self._plans.clear()
 
     def _learn(self, piece: Piece, placement: Placement) -> RemoteUnit:
@@ -107,6 +110,14 @@ class Directory:
         self.hyper_asked += 1
         return self.hyper_asked
 
+    def let_stand(self, names: Mapping[Key, Key]) -> None:
+        """Let each of these keys, made or not, stand for one of the user's own. Any thread."""
+        self.stands_for.update(names)
+        for key, told in names.items():
+            if key in self.keys:
+                self.keys[key].told = told
+        self._plans.clear()
+
     def use_compression(self, compression: Compression) -> None:
         """All workers have set it, or have changed its rules."""
         self.compression = compression
@@ -129,7 +140,8 @@ class Directory:
         Raises:
             ConfigError: It names both.
         """
-        if words is not None and codecs.KINDS[words["type"]].owns_momentum:
+        kind = None if words is None else codecs.KINDS.get(words["type"])
+        if words is not None and kind is not None and kind.owns_momentum:
             check_momentum(hyper, words)
         if self.compression is not None:
             self.compression.check_momentum(hyper)

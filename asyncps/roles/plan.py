@@ -93,13 +93,22 @@ class RemoteUnit:
 
 
 class KeyInfo:
-    """A key as this worker knows it."""
+    """A key as this worker knows it.
 
-    __slots__ = ("dtype", "is_table", "key", "nbytes", "pieces", "shape", "spec")
+    Attributes:
+        told: The key that its user knows it by: rules, reports and errors of compression speak of
+            that one. Another than `key` for a gradient that a trainer has made a key of.
+        dense_bytes: Of it that were pushed as they are, while something was compressed.
+    """
+
+    __slots__ = (
+        "dense_bytes", "dtype", "is_table", "key", "nbytes", "pieces", "shape", "spec", "told",
+    )
 
     def __init__(self, spec: KeySpec, pieces: list[tuple[RemoteUnit, Piece]]) -> None:
         self.spec = spec
-        self.key = spec.key
+        self.key = self.told = spec.key
+        self.dense_bytes = 0
         self.shape = tuple(spec.shape)
         self.dtype = dtypes.numpy_dtype(spec.dtype)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * spec.itemsize
@@ -150,10 +159,12 @@ class Plan:
         coded: Some of them are encoded when they are pushed.
         rules: By which each of the large keys is; empty when none is.
         table_rules: By which each of the row-sparse ones is.
+        dense: Those that are pushed as they are, where something is compressed.
     """
 
     __slots__ = (
-        "coded", "empty", "infos", "large", "lone", "rules", "slabs", "table_rules", "tables",
+        "coded", "dense", "empty", "infos", "large", "lone", "rules", "slabs", "table_rules",
+        "tables",
     )
 
     def __init__(
@@ -169,8 +180,11 @@ class Plan:
         self.rules: list[Rule | None] = []
         slabs: dict[tuple[RemoteUnit, Rule | None], list[tuple[int, int, KeyInfo]]] = {}
         self.table_rules: list[Rule | None] = []
+        self.dense: list[KeyInfo] = []
         for index, info in enumerate(infos):
             rule = None if compression is None else compression.rule_of(info)[0]
+            if rule is None and compression is not None:
+                self.dense.append(info)
             if info.is_table:
                 self.table_rules.append(rule)
             elif info.pieces and info.pieces[0][0].slab:

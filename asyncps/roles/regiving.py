@@ -7,6 +7,7 @@ summed: a rank gets its own, or that of the first of those that left it somethin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from asyncps.tensor.checkpoint import KEPT, Reader
 from asyncps.tensor.codecs import Floats
 from asyncps.tensor.safefile import Slot
 from asyncps.tensor.threads import threads_of
+
+log = logging.getLogger(__name__)
 
 _PIECE = 1 << 20  # bytes that are looked at, or added, at once
 _MOST_PUSHES = 1 << 62
@@ -249,6 +252,14 @@ def install(
             threads_of(worker.config.kernel_threads))
     compression.rates.use(client.optimizer, client.hyper)
     compression.coders.take(found, {key: compression.rates.of(key) for key in found})
+    idle = [key for key, kept in found.items() if kept.residual is not None
+            and key in client.keys and compression.rule_of(client.keys[key])[0] is None]
+    if idle:
+        log.warning(
+            "worker %d has what it had not sent of %d compressed keys, such as %r, from a "
+            "checkpoint, and sends it when a compression is set for them "
+            "(set_gradient_compression)",
+            worker.node.rank, len(idle), idle[0])
 
 
 def check_sizes(keys: Sequence[KeptKey], infos: Mapping[Key, KeyInfo]) -> None:

@@ -204,7 +204,9 @@ class Worker:
         await self.questions.ask(message, "to set the optimizer")
         client.use_optimizer(name, hyper)
 
-    async def set_compression(self, client: Client, keys: Keys, words: Words) -> None:
+    async def set_compression(
+        self, client: Client, keys: Keys, words: Words, *, default: bool = False
+    ) -> None:
         """Encode pushes of some keys from now on; every worker says the same."""
         check_store(client.config, words)
         message = messages.SetCompression(client.number, keys, words)
@@ -213,7 +215,7 @@ class Worker:
             self.node.rank, self.node.num_workers, self.config.job, client.number,
             threads_of(self.config.kernel_threads),
         )
-        compression.add(keys, words)
+        compression.add(keys, words, default=default)
         client.use_compression(compression)
 
     async def set_hyper(self, client: Client, values: dict[str, Any]) -> None:

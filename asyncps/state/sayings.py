@@ -73,5 +73,6 @@ def disagreement(sayings: Sequence[tuple[Sequence[int], msgspec.Struct | None]])
     kinds = {type(words).__name__ for _, words in sayings}
     what = "optimizers" if kinds == {"SetOptimizer"} else "compressions"
     if len(kinds) > 1:
-        what = "things, some an optimizer and some a compression"
+        what = ("things, some an optimizer (set_optimizer) and some a compression "
+                "(set_gradient_compression); all call the same verbs in the same order")
     return Disagreement(f"workers set different {what}: " + "; ".join(texts))

@@ -255,6 +255,20 @@ class KeyCoder:
             for (begin, stop), payload, seed in zip(pieces, payloads, seeds, strict=True):
                 codec.add(self.residual[begin:stop], payload, seed)
 
+    def take_out(self) -> Floats | None:
+        """Return what was not sent, None for nothing; nothing is kept any more."""
+        with self._lock:
+            kept, self.residual, self.extra = self.residual, None, None
+            self.codec, self.pushes, self._bound = "", 0, 0.0
+            return kept
+
+    def put_in(self, kept: Floats) -> None:
+        """Keep what was taken out, beside what may have come since; it is ours from now on."""
+        with self._lock:
+            if self.residual is not None:
+                kept += self.residual
+            self.residual, self._bound = kept, math.inf
+
     def next_push(self) -> int:
         """Return the number of a push, from 1, for seeds."""
         with self._lock:

@@ -48,7 +48,7 @@ class AsIs(Elementwise):
 
 
 # What makes of float32 what a table of a dtype stores. Of the halves something may be left.
-AS_STORED: dict[str, Codec] = {"float32": AsIs(), "float16": F16(), "bfloat16": BF16()}
+AS_STORED: dict[str, Elementwise] = {"float32": AsIs(), "float16": F16(), "bfloat16": BF16()}
 
 
 class Gathered(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from asyncps import RowSparse
+from asyncps.initializer import Zero
 from asyncps.kvstore import KVStore
 from tests.support.cluster import on_cluster
 
@@ -16,7 +18,8 @@ def test_report_says_how_fast_the_links_are_and_whether_it_paid(transport: str) 
         store.init(keys, [np.zeros(1_000_000, "f4")] * 2)
         store.set_gradient_compression({"type": "2bit"}, keys=["w"])
         report = store.compression_report()
-        assert report["dense"] == {"codec": "dense", "why": "no compression is set for it"}
+        assert report["dense"] == {"codec": "dense", "why": "no compression is set for it",
+                                   "bytes_before": 0, "bytes_sent": 0, "error_norm": 0}
         assert report["w"]["paid"] is None  # nothing was encoded
         paces = store._core.worker.paces
         for _ in range(200):  # until something had to wait; as a rule at once
@@ -45,3 +48,30 @@ def test_report_does_not_guess() -> None:
         assert (told["link_bytes_s"], told["paid"]) == (None, None)
 
     on_cluster(work, workers=1, transport="tcp")
+
+
+def test_a_key_that_travels_as_it_is_tells_its_bytes_and_what_it_keeps() -> None:
+    def work(store: KVStore) -> None:
+        store.init(["w", "bias"], [np.zeros(20_000, "f4"), np.zeros(10, "f4")])
+        store.init("rows", Zero(), shape=(100, 5))
+        assert store.compression_report() == {}
+        store.push("bias", np.ones(10, "f4"))  # before anything was said
+        store.set_gradient_compression({"type": "topk", "ratio": 0.25}, keys=["w", "bias"])
+        for _ in range(2):
+            store.push(["w", "bias"], [np.ones(20_000, "f4"), np.ones(10, "f4")])
+            store.pushpull("bias", np.ones(10, "f4"))
+            store.push("rows", RowSparse([7, 70], np.ones((2, 5), "f4"), (100, 5)))
+        kept = store.compression_report()["w"]["error_norm"]
+        assert kept > 0
+        store.set_gradient_compression({"type": "topk", "small_bytes": 1 << 30}, keys="w")
+        store.push("w", np.ones(20_000, "f4"))
+        report = store.compression_report()
+        assert report["bias"] == {"codec": "dense", "why": "smaller than 65536 bytes",
+                                  "bytes_before": 160, "bytes_sent": 160, "error_norm": 0}
+        assert report["w"]["why"] == f"smaller than {1 << 30} bytes"
+        assert report["w"]["bytes_before"] == 3 * 80_000
+        assert report["w"]["bytes_sent"] == 2 * 8 * 5_000 + 80_000
+        assert report["w"]["error_norm"] == kept
+        assert (report["rows"]["bytes_before"], report["rows"]["bytes_sent"]) == (80, 80)
+
+    on_cluster(work, workers=1)

@@ -50,7 +50,8 @@ def test_an_optimizer_beside_it_is_a_disagreement() -> None:
     stores = with_store()
     stores.handle(0, 2, WORDS)
     stores.handle(1, 2, SetOptimizer(1, "sgd", {}))
-    assert "some an optimizer and some a compression" in told(stores.handle(2, 2, WORDS))
+    text = told(stores.handle(2, 2, WORDS))
+    assert "some an optimizer (set_optimizer) and some a compression (set_gradient_compr" in text
 
 
 def test_it_is_refused_while_somebody_has_joined() -> None:

@@ -31,6 +31,13 @@ _BROUGHT_BY = {"dgc": "topk"}
 
 # Options that every type takes.
 _COMMON = ("type", "error_feedback", "lr_scaled", "nonfinite", "small_bytes", "pull")
+# The type of keys whose compression has ended: what the others say for them.
+NONE = "none"
+_NONE_WORDS: dict[str, Any] = {
+    "type": NONE, "error_feedback": True, "lr_scaled": False, "nonfinite": "error",
+    "small_bytes": (1 << 62) - 1, "pull": None,
+}
+
 _PULLS = (None, "f16", "bf16")  # how answers travel: None, as they are; or True
 
 
@@ -38,25 +45,30 @@ def checked(spec: object) -> dict[str, Any]:
     """Return what a user says of a codec, checked and complete: every option of its type.
 
     Args:
-        spec: A map such as {"type": "2bit", "threshold": 0.5}.
+        spec: A map such as {"type": "2bit", "threshold": 0.5}; None is {"type": "none"}.
 
     Raises:
         ConfigError: An unknown type or option, or a value that cannot be right; it lists the known.
         NotYetError: A documented option that is not there yet.
     """
+    if spec is None:
+        spec = {"type": NONE}
     if not isinstance(spec, Mapping):
         raise ConfigError("a compression is a map", expected='such as {"type": "2bit"}',
                           got=shown(spec))
     name = spec.get("type")
+    is_none = isinstance(name, str) and name == NONE
     kind = KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise ConfigError("unknown type of compression", expected=", ".join(KINDS),
+    if kind is None and not is_none:
+        raise ConfigError("unknown type of compression", expected=", ".join([*KINDS, NONE]),
                           got=shown(name))
-    known = [*_COMMON, *kind.options]
+    known = ["type"] if kind is None else [*_COMMON, *kind.options]
     for option in spec:
         if option not in known:
-            raise ConfigError(f"unknown option of compression {kind.name}",
+            raise ConfigError(f"unknown option of compression {name}",
                               expected=", ".join(known), got=shown(option))
+    if kind is None:
+        return dict(_NONE_WORDS)
     found: dict[str, Any] = {
         "type": kind.name,
         "error_feedback": _truth("error_feedback", spec.get("error_feedback", True)),

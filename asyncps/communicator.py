@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -31,6 +32,8 @@ from asyncps.tensor.dtypes import Array
 _OPS = {"sum": Op.SUM, "mean": Op.MEAN, "average": Op.MEAN, "min": Op.MIN, "max": Op.MAX,
         "product": Op.PRODUCT}
 
+_MOST_KINDS = 256
+
 
 class Communicator:
     """The collective calls of one rank. Methods may be called from any thread.
@@ -57,6 +60,7 @@ class Communicator:
         self._release = release
         self.rank: int = worker.node.rank
         self.world_size: int = worker.node.num_workers
+        self._kinds: dict[tuple[Any, ...], Kind] = {}  # by the words of a reduction
         self._fusing = Fusing(mesh.collecting, runtime, self.rank, self.world_size)
 
     @classmethod
@@ -141,13 +145,9 @@ class Communicator:
             ConfigError: An unknown `op`, or a name that is under way.
             NodeLost: A rank is gone.
         """
-        number = _op_of(op)
         handle = self._in_place(x, name)
-        dtype = dtypes.name_of(handle.array.dtype)
-        if number == Op.MEAN and not dtypes.by_name(dtype).is_float:
-            raise DtypeMismatch("there is no mean of integers", expected="floats", got=dtype)
-        factor = float(prescale) * float(postscale)
-        return self._call((Verb.ALL_REDUCE, number, dtype, 0, factor), handle, async_op)
+        kind = self._reduction(Verb.ALL_REDUCE, op, handle.array.dtype, prescale, postscale)
+        return self._call(kind, handle, async_op)
 
     def broadcast(
         self, x: Any, root: int = 0, name: str | None = None, async_op: bool = False
@@ -202,15 +202,10 @@ class Communicator:
         Raises:
             As `all_reduce`.
         """
-        number = _op_of(op)
         handle = self._apart(x, name)
-        array = handle.array
-        dtype = dtypes.name_of(array.dtype)
-        if number == Op.MEAN and not dtypes.by_name(dtype).is_float:
-            raise DtypeMismatch("there is no mean of integers", expected="floats", got=dtype)
-        handle._finish = partial(_rows_of, array=array)
-        factor = float(prescale) * float(postscale)
-        return self._call((Verb.REDUCE_SCATTER, number, dtype, 0, factor), handle, async_op)
+        handle._finish = partial(_rows_of, array=handle.array)
+        kind = self._reduction(Verb.REDUCE_SCATTER, op, handle.array.dtype, prescale, postscale)
+        return self._call(kind, handle, async_op)
 
     def all_to_all(
         self, x: Any, splits: Sequence[int] | None = None, name: str | None = None,
@@ -318,14 +313,29 @@ class Communicator:
             raise ConfigError("no rank of this job", expected=f"0 to {self.world_size - 1}",
                               got=root)
 
+    def _reduction(
+        self, verb: Verb, op: object, dtype: np.dtype[Any], prescale: float, postscale: float
+    ) -> Kind:
+        words = verb, op, dtype, prescale, postscale
+        with contextlib.suppress(TypeError):  # words that cannot be kept: they are refused below
+            if (kind := self._kinds.get(words)) is not None:
+                return kind
+        number, name = _op_of(op), dtypes.name_of(dtype)
+        if number == Op.MEAN and not dtypes.by_name(name).is_float:
+            raise DtypeMismatch("there is no mean of integers", expected="floats", got=name)
+        kind = int(verb), int(number), name, 0, float(prescale) * float(postscale)
+        if len(self._kinds) < _MOST_KINDS:  # else factors change from call to call
+            self._kinds[words] = kind
+        return kind
+
     def _in_place(
         self, x: Any, name: str | None, *, written: bool = True
     ) -> CollectiveHandle:
         """Return the handle of a call that leaves its result in `x`."""
-        if type(x) is np.ndarray and x.flags.c_contiguous:
-            if written and not x.flags.writeable:
+        if type(x) is np.ndarray and (flags := x.flags).c_contiguous:
+            if written and not flags.writeable:
                 raise TensorError("the array is read-only", expected="one that can be written")
-            return CollectiveHandle(self._fusing, self._name(name), x, x)
+            return CollectiveHandle(self._fusing, "" if name is None else self._name(name), x, x)
         host = np.asarray(_host(x))
         if isinstance(x, np.ndarray):
             if written and not x.flags.writeable:

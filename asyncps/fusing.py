@@ -75,7 +75,8 @@ class Fusing:
                 self._names.add(handle.name)
             fits = size <= self._at_once_bytes and not splits
             if self._pending and (
-                kind != self._kind or not fits or self._pending_bytes + size > self._at_once_bytes
+                (kind is not self._kind and kind != self._kind) or not fits
+                or self._pending_bytes + size > self._at_once_bytes
             ):
                 self._flush()
             if not fits:

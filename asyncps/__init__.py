@@ -11,6 +11,7 @@ from asyncps.cluster import connect, create
 from asyncps.communicator import Communicator
 from asyncps.config import Config
 from asyncps.data import SplitSampler, data_partition, split_and_load
+from asyncps.distopt import DistOpt
 from asyncps.kvstore import AsyncKVStore, KVStore
 from asyncps.later import LATER_NAMES
 from asyncps.localcluster import LocalCluster
@@ -34,6 +35,7 @@ __all__ = [
     "AsyncKVStore",
     "Communicator",
     "Config",
+    "DistOpt",
     "Handle",
     "JobTicket",
     "KVStore",

@@ -8,7 +8,7 @@ from asyncps.errors import NotYetError
 
 # Public names of the design whose issue has not come.
 LATER_NAMES = frozenset({
-    "DistOpt", "torch",
+    "torch",
 })
 
 

@@ -11,6 +11,7 @@ them divides by the number of images (``rescale_grad`` of the servers' optimizer
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -202,6 +203,16 @@ class Network:
         """All gradients."""
         for layer in reversed(self.layers.values()):
             g = layer.backward(g)
+
+    def gradients(self, g: Array) -> Iterator[tuple[Array, Array]]:
+        """Each array that is learned with its gradient, as the backward pass makes them.
+
+        A layer's come when nobody needs its arrays any more: they may be changed at once.
+        """
+        for layer in reversed(self.layers.values()):
+            g = layer.backward(g)
+            for name, gradient in layer.grads.items():
+                yield layer.params[name], gradient
 
     def parameters(self) -> dict[str, Parameter]:
         """All that is learned, first layers first."""

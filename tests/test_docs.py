@@ -64,7 +64,7 @@ def words_after(words: list[str], *first: str) -> list[str] | None:
 
 
 WITH_CODE = ["README.md", "docs/kvstore.md", "docs/mxnet.md", "docs/compression.md",
-             "docs/groups.md", "docs/communicator.md"]
+             "docs/groups.md", "docs/communicator.md", "docs/distopt.md"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncps.errors import ConfigError
+from asyncps.tensor.dtypes import bfloat16
 
-__all__ = ["array_module", "from_host", "to_host"]
+__all__ = ["array_module", "from_host", "host_memory", "library_of", "to_host"]
 
 _DEVICES = ("auto", "cpu", "gpu")
 
@@ -46,6 +48,33 @@ def array_module(device: str = "auto") -> ModuleType:
     return np
 
 
+def library_of(x: object) -> str | None:
+    """Name whose array this is: "numpy", "cupy" or "torch"; None of anything else."""
+    if isinstance(x, np.ndarray):
+        return "numpy"
+    for kind in type(x).__mro__:  # a torch Parameter, or a class of the user's own, is a Tensor
+        library = kind.__module__.partition(".")[0]
+        if library in ("cupy", "torch"):
+            return library
+    return None
+
+
+def host_memory(x: object) -> NDArray[Any] | None:
+    """``x`` itself as a C-contiguous NumPy array of its own memory, to be read and written.
+
+    Returns:
+        None where that memory is no such thing: on a GPU, not contiguous, read-only, of foreign
+        byte order, or of a library that is not known.
+    """
+    if isinstance(x, np.ndarray):
+        fit = x.flags.c_contiguous and x.flags.writeable and x.dtype.isnative
+        return x.view(np.ndarray) if fit else None
+    tensor: Any = x
+    if library_of(x) == "torch" and tensor.device.type == "cpu" and tensor.is_contiguous():
+        return _of_torch(tensor.detach())
+    return None
+
+
 def to_host(x: object) -> NDArray[Any]:
     """``x`` as a C-contiguous NumPy array in host memory.
 
@@ -61,12 +90,12 @@ def to_host(x: object) -> NDArray[Any]:
     """
     if isinstance(x, np.ndarray):
         return x if x.flags.c_contiguous else x.copy(order="C")
-    library = type(x).__module__.partition(".")[0]
+    library = library_of(x)
     host: Any
     if library == "cupy":
         host = importlib.import_module("cupy").asnumpy(x, order="C")
     elif library == "torch":
-        host = x.detach().cpu().numpy()  # type: ignore[attr-defined]
+        host = _of_torch(x.detach().cpu())  # type: ignore[attr-defined]
     else:
         host = x
     array = np.asarray(host, order="C")
@@ -79,19 +108,38 @@ def from_host(target: object, host: NDArray[Any]) -> None:
     """Write a host array into ``target``, wherever that lives.
 
     Args:
-        target: a writable array of NumPy or CuPy.
+        target: a writable array of NumPy or CuPy, or a tensor of torch.
         host: of the same dtype and shape.
 
     Raises:
-        TypeError: ``target`` is neither.
+        TypeError: ``target`` is none of these.
     """
     if isinstance(target, np.ndarray):
         np.copyto(target, host)
-    elif type(target).__module__.partition(".")[0] == "cupy":
+    elif library_of(target) == "cupy":
         target[...] = importlib.import_module("cupy").asarray(host)  # type: ignore[index]
+    elif library_of(target) == "torch":
+        target.detach().copy_(_to_torch(host))  # type: ignore[attr-defined]
     else:
-        raise TypeError(f"from_host: expected an array of NumPy or CuPy, got"
+        raise TypeError(f"from_host: expected an array of NumPy, CuPy or torch, got"
                         f" {type(target).__name__}")
+
+
+def _of_torch(tensor: Any) -> NDArray[Any]:
+    """The memory of a tensor on the CPU; NumPy knows no bfloat16 but ml_dtypes'."""
+    torch: Any = sys.modules["torch"]
+    if tensor.dtype == torch.bfloat16:
+        bits: NDArray[Any] = tensor.contiguous().view(torch.int16).numpy()
+        return bits.view(bfloat16())
+    array: NDArray[Any] = tensor.numpy()
+    return array
+
+
+def _to_torch(host: NDArray[Any]) -> Any:
+    torch: Any = sys.modules["torch"]
+    if host.dtype.name == "bfloat16":
+        return torch.from_numpy(host.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(host)
 
 
 def _find_cupy() -> ModuleType | str:

@@ -16,7 +16,7 @@ from asyncps import optim
 from asyncps.errors import OptimizerError
 from asyncps.tensor import custom
 from asyncps.tensor.dtypes import Array, Dtype
-from asyncps.tensor.steps import STEPS
+from asyncps.tensor.steps import STEPS, Update
 from asyncps.tensor.words import MASTER, Span, Words, prepared
 
 __all__ = ["MASTER", "check_usable", "prepared", "run"]
@@ -43,6 +43,7 @@ def check_usable(name: str, dtype: Dtype, hyper: Hyper) -> None:
 def run(
     name: str, dtype: Dtype, out: Array, w: Array, g: Array, state: dict[str, Array],
     hyper: Hyper, t: int, spans: Sequence[Span] = (), master: bool = False,
+    steps: Mapping[str, Update] = STEPS,
 ) -> None:
     """Carry out one step on stored values.
 
@@ -57,6 +58,7 @@ def run(
         t: How many updates this value has had, this one included.
         spans: The keys whose elements these are, side by side; none for one nameless key.
         master: Keep f32 weights of f16 and bf16 values.
+        steps: What the names of ours mean; a name that is not there is the user's own.
 
     Raises:
         OptimizerError: The optimizer is gone, or is of the user's own and failed; weights and
@@ -65,12 +67,12 @@ def run(
     words = prepared(hyper)
     spans = spans or ((None, 0, w.size),)
     if dtype.widen is None or dtype.narrow is None:
-        _step(name, dtype, out, w, g, state, words, t, spans)
+        _step(name, dtype, out, w, g, state, words, t, spans, steps)
         return
     if not master:
         wide = np.empty(w.size, dtype.sum)
         dtype.widen(wide, w)
-        _step(name, dtype, wide, wide, g, state, words, t, spans)
+        _step(name, dtype, wide, wide, g, state, words, t, spans, steps)
     else:
         kept = state.pop(MASTER, None)
         if kept is None:
@@ -78,7 +80,7 @@ def run(
             dtype.widen(kept, w)
         wide = kept
         try:
-            _step(name, dtype, wide, wide, g, state, words, t, spans)
+            _step(name, dtype, wide, wide, g, state, words, t, spans, steps)
         finally:
             state[MASTER] = wide
     dtype.narrow(out, wide)
@@ -86,9 +88,9 @@ def run(
 
 def _step(
     name: str, dtype: Dtype, out: Array, w: Array, g: Array, state: dict[str, Array],
-    words: Words, t: int, spans: Sequence[Span],
+    words: Words, t: int, spans: Sequence[Span], steps: Mapping[str, Update],
 ) -> None:
-    step = STEPS.get(name)
+    step = steps.get(name)
     if step is None:
         custom.step(name, out, w, g, state, words, t, spans)
         return

@@ -125,5 +125,5 @@ def test_host_values_are_written_to_where_the_target_lives(cupy):
     from_host(here[:, 1], np.arange(3.0))
 
     assert target.values.tolist() == here[:, 1].tolist() == [0, 1, 2]
-    with pytest.raises(TypeError, match="NumPy or CuPy, got list"):
+    with pytest.raises(TypeError, match="NumPy, CuPy or torch, got list"):
         from_host([1, 2], np.arange(2.0))

@@ -1,0 +1,196 @@
+"""Gradients as their few largest elements: what is sent, what stays, and the mean of it all.
+
+On the wire each worker's part is int32: the count as two words, the indices, the bits of the f32
+values. One all-gather brings everybody the parts of all, so that each adds them in rank order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncps.distopt.buckets import Bucket
+from asyncps.distopt.calls import Calls
+from asyncps.distopt.parameters import DistParameter
+from asyncps.distopt.sums import divided
+from asyncps.errors import CheckpointError, CodecError, ConfigError, TensorError, shown
+from asyncps.tensor.codecs.sparse import count_of
+from asyncps.tensor.dtypes import Array
+from asyncps_ext import reduce, select
+
+__all__ = ["Choice", "Residuals", "Sparse", "gather", "summed"]
+
+Pairs = tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]
+_HEAD = 2  # int32 words of the count, a 64-bit number
+
+
+class Choice:
+    """Which elements are sent.
+
+    Args:
+        spars: With `topk` the part of all elements, above 0 and at most 1; else the least magnitude
+            that is sent, at least 0.
+        topk: Whether it is a part; of equal elements those with lower indices are chosen.
+
+    Raises:
+        ConfigError: A number that cannot be right.
+    """
+
+    def __init__(self, spars: float, topk: bool) -> None:
+        wanted = "above 0, at most 1" if topk else "at least 0"
+        try:
+            self._spars = float(spars)
+        except (TypeError, ValueError):
+            self._spars = math.nan
+        fits = 0 < self._spars <= 1 if topk else 0 <= self._spars < math.inf
+        if not fits:
+            raise ConfigError(f"spars {'with' if topk else 'without'} topK", expected=wanted,
+                              got=shown(spars))
+        self._topk = topk
+
+    def of(self, x: Array) -> Pairs:
+        """Return indices, ascending, and values of the chosen elements of flat f32."""
+        if self._topk:
+            count = count_of(self._spars, x.size) if x.size else 0
+        else:
+            count = select.count_threshold(x, self._spars)
+        indices, values = np.empty(count, np.uint32), np.empty(count, np.float32)
+        if self._topk:
+            select.topk(x, count, indices, values)
+        else:
+            select.threshold(x, self._spars, indices, values)
+        return indices, values
+
+
+class Residuals:
+    """What has not been sent yet, flat f32 by the numbers of parameters."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, Array] = {}
+
+    def add(self, bucket: Bucket) -> None:
+        """bucket += residuals."""
+        for parameter, begin, end in bucket.parts:
+            kept = self.of.get(parameter.number)
+            if kept is None:
+                continue
+            if kept.size != end - begin:
+                raise CheckpointError("a residual of another parameter", key=parameter.number,
+                                      expected=end - begin, got=kept.size)
+            reduce.add(bucket.values[begin:end], kept)
+
+    def keep(self, bucket: Bucket) -> None:
+        """residuals = bucket, whose sent elements are zero."""
+        for parameter, begin, end in bucket.parts:
+            kept = self.of.get(parameter.number)
+            if begin == end:
+                continue
+            if kept is None:
+                self.of[parameter.number] = bucket.values[begin:end].copy()
+            else:
+                np.copyto(kept, bucket.values[begin:end])
+
+
+class Sparse:
+    """The chosen elements of gradient plus residual travel.
+
+    Args:
+        calls: Its communicator.
+        choice: Which elements.
+        residuals: What was not sent, from call to call; None drops it.
+    """
+
+    def __init__(self, calls: Calls, choice: Choice, residuals: Residuals | None) -> None:
+        self._calls = calls
+        self._choice = choice
+        self._residuals = residuals
+
+    def dtype_of(self, parameter: DistParameter) -> np.dtype[Any]:
+        """Return float32, whatever the gradients are."""
+        return np.dtype(np.float32)
+
+    def start(self, bucket: Bucket) -> None:
+        """Choose and send."""
+        if self._residuals is not None:
+            self._residuals.add(bucket)
+        pairs = self._choice.of(bucket.values)
+        bucket.sent = pairs, gather(self._calls, pairs)
+
+    def finish(self, bucket: Bucket) -> None:
+        """Wait for everybody's elements.
+
+        Raises:
+            TensorError: Some gradient has a NaN or an infinity; all workers raise it, and what was
+                not sent before is what it was.
+        """
+        pairs, handle = bucket.sent
+        found = apart(handle.wait(), self._calls.world_size)
+        for rank, (indices, values) in enumerate(found):
+            finite = np.isfinite(values)
+            if not finite.all():
+                place = int(indices[np.argmin(finite)])
+                number = next(p.number for p, begin, end in bucket.parts if begin <= place < end)
+                raise TensorError(
+                    f"the gradient of parameter {number} is not finite: nothing was updated",
+                    rank=rank, got=values[np.argmin(finite)])
+        bucket.sent = pairs, found
+
+    def mean(self, bucket: Bucket) -> Array:
+        """Keep what was not sent, and add up what was."""
+        (indices, values), found = bucket.sent
+        x = bucket.values
+        if self._residuals is not None:
+            select.take(x, indices, values)
+            self._residuals.keep(bucket)
+        summed(x, found)
+        return divided(x, self._calls.world_size)
+
+
+def gather(calls: Calls, pairs: Pairs) -> Any:
+    """Send this worker's elements to all; returns the handle of everybody's."""
+    indices, values = pairs
+    part = np.empty(_HEAD + 2 * indices.size, np.int32)
+    part[:_HEAD] = np.array([indices.size], np.int64).view(np.int32)
+    part[_HEAD : _HEAD + indices.size] = indices.view(np.int32)
+    part[_HEAD + indices.size :] = values.view(np.int32)
+    return calls.all_gather(part)
+
+
+def apart(gathered: Array, world_size: int) -> list[Pairs]:
+    """Return each rank's elements of what `gather` brought.
+
+    Raises:
+        CodecError: It is no such thing.
+    """
+    found: list[Pairs] = []
+    begin = 0
+    for rank in range(world_size):
+        head = gathered[begin : begin + _HEAD]
+        count = int(head.copy().view(np.int64)[0]) if head.size == _HEAD else -1
+        middle, end = begin + _HEAD + count, begin + _HEAD + 2 * count
+        if count < 0 or end > gathered.size:
+            raise CodecError("sparse gradients that are none", rank=rank, got=count)
+        found.append((gathered[begin + _HEAD : middle].view(np.uint32),
+                      gathered[middle:end].view(np.float32)))
+        begin = end
+    if begin != gathered.size:
+        raise CodecError("more sparse gradients than workers", expected=begin, got=gathered.size)
+    return found
+
+
+def summed(out: Array, found: list[Pairs]) -> None:
+    """Write the sum of all elements, in rank order.
+
+    Raises:
+        CodecError: Elements that lie outside.
+    """
+    out[...] = 0
+    for rank, (indices, values) in enumerate(found):
+        try:
+            select.add_at(out, indices, values)
+        except ValueError as error:
+            raise CodecError(f"sparse gradients that do not fit: {error}", rank=rank) from None
+

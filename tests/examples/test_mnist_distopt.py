@@ -1,0 +1,135 @@
+"""DistOpt's job: what it learns and prints, on ranks that are threads, and as processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import mnist_distopt
+import numpy as np
+import pytest
+from cnn import singa_cnn, softmax_cross_entropy
+from datasets import Dataset
+
+import asyncps
+from tests.support import threadgroup
+
+ROOT = Path(__file__).parents[2]
+
+
+def stripes(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images that are easy to learn: class c has a bright row at 2c + 4, and noise."""
+    labels = np.arange(count) % 10
+    images = rng.random((count, 28, 28, 1)).astype("f4") * 0.2
+    images[np.arange(count), 2 * labels + 4] = 1
+    return images, labels
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    return Dataset("stripes", *stripes(rng, 80), *stripes(rng, 20))
+
+
+def train(data, *words: str, workers: int = 1):
+    """The histories of all workers, by rank."""
+    args = mnist_distopt._parse(["--batch-size", "16", "--lr", "0.05", *words])
+
+    def work(comm):
+        opt = asyncps.DistOpt(asyncps.optim.SGD(lr=args.lr, momentum=0.9), communicator=comm)
+        return mnist_distopt.train(opt, data, args, np)
+
+    return threadgroup.run(workers, work)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plain",), ("fp32",), ("half",), ("fp16",), ("partialUpdate",),
+        ("sparseTopK", "--spars", "0.2"), ("sparseThreshold", "--spars", "0.001"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_way_learns_the_stripes(data, words):
+    first, second = train(
+        data, "--epochs", "6", "--batch-size", "8", "--dist-option", *words, workers=2
+    )
+
+    assert first.loss[-1] < first.loss[0] / 2
+    assert first.evaluation_accuracy[-1] > 0.8
+    assert first.images == 6 * 80
+    assert second.evaluation_accuracy == []
+
+
+def test_gradients_come_as_backward_makes_them_and_are_those_of_backward():
+    rng = np.random.default_rng(1)
+    one, other = singa_cnn(np, 0), singa_cnn(np, 0)
+    images, labels = stripes(rng, 4)
+    for network in (one, other):
+        _, gradient = softmax_cross_entropy(np, network.forward(images), labels)
+        if network is one:
+            network.backward(gradient)
+    pairs = other.gradients(gradient)
+    first, _ = next(pairs)
+    assert first is other.layers["dense2"].params["weight"]
+    assert not other.layers["conv1"].grads
+    found = [grad for _, grad in other.gradients(gradient)]
+    layers = list(reversed(one.layers.values()))
+    wanted = [grad for layer in layers for grad in layer.grads.values()]
+    for mine, right in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(mine, right)
+    assert len(found) == 8
+
+
+def test_a_part_smaller_than_a_batch_is_an_error_that_says_so(data):
+    with pytest.raises(asyncps.errors.ConfigError, match=r"40 images, .* batch of 64"):
+        train(data, "--batch-size", "64", workers=2)
+
+
+def write_idx(directory: Path, data: Dataset) -> None:
+    """The data as the four idx files."""
+    for part, images, labels in (
+        ("train", data.train_images, data.train_labels),
+        ("t10k", data.test_images, data.test_labels),
+    ):
+        pixels = (images[..., 0] * 255).astype("u1")
+        head = struct.pack(">HBB3I", 0, 8, 3, *pixels.shape)
+        (directory / f"{part}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
+        head = struct.pack(">HBBI", 0, 8, 1, len(labels))
+        (directory / f"{part}-labels-idx1-ubyte").write_bytes(head + labels.astype("u1").tobytes())
+
+
+@pytest.mark.parametrize("words", [("-w", "2"), ()], ids=["-w 2", "alone"])
+def test_processes_print_singas_lines(data, tmp_path, words):
+    write_idx(tmp_path, data)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("ASYNCPS_", "DMLC_"))}
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "mnist_distopt.py"), "--data", str(tmp_path),
+         "--epochs", "2", "--batch-size", "16", "--device", "cpu", *words],
+        env={**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, timeout=25,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert run.returncode == 0, run.stderr
+    number = r"\d+\.\d+"
+    lines = run.stdout.splitlines()
+    assert f"{2 if words else 1} workers" in lines[0]
+    for epoch in range(2):
+        at = lines.index(f"Starting Epoch {epoch}:")
+        pattern = f"Training loss = {number}, training accuracy = {number}"
+        assert re.fullmatch(pattern, lines[at + 1])
+        pattern = f"Evaluation accuracy = {number}, Elapsed Time = {number}s"
+        assert re.fullmatch(pattern, lines[at + 2])
+    assert re.fullmatch(rf"Final evaluation accuracy = {number}, \d+ images/s", lines[-1])
+
+
+def test_what_a_worker_cannot_do_is_its_exit_code(tmp_path, capsys):
+    assert mnist_distopt.main(["--data", str(tmp_path / "none"), "--device", "cpu"]) == 2
+    assert "is not a directory" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        mnist_distopt.main(["--dist-option", "plainn"])
+    assert "sparseThreshold" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from asyncps.errors import (
 )
 from asyncps.forming import Forming
 from asyncps.fusing import Fusing, Kind
+from asyncps.groupedverbs import GroupedVerbs
 from asyncps.plainobjects import check_size, packed, unpacked
 from asyncps.roles.machine import place_on_machine
 from asyncps.roles.made import MAX_NAME, Op, Verb
@@ -35,7 +36,7 @@ _OPS = {"sum": Op.SUM, "mean": Op.MEAN, "average": Op.MEAN, "min": Op.MIN, "max"
 _MOST_KINDS = 256
 
 
-class Communicator(Forming):
+class Communicator(GroupedVerbs, Forming):
     """The collective calls of one rank. Methods may be called from any thread.
 
     Every rank makes the same calls: those with a name in any order, those without in one order. The

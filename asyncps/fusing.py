@@ -63,9 +63,15 @@ class Fusing:
         self.closed = False
 
     def post(
-        self, kind: Kind, handle: CollectiveHandle, splits: list[int]
+        self, kind: Kind, handle: CollectiveHandle, splits: list[int],
+        parts: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        """Make a call, or let it wait for others to travel with."""
+        """Make a call, or let it wait for others to travel with.
+
+        Args:
+            kind, handle, splits: The call.
+            parts: The shapes of what lies in its array, if it is several; it travels alone then.
+        """
         size = handle.array.nbytes
         with self._lock:
             self.check_open()
@@ -77,11 +83,12 @@ class Fusing:
             fits = size <= self._at_once_bytes and not splits
             if self._pending and (
                 (kind is not self._kind and kind != self._kind) or not fits
-                or self._pending_bytes + size > self._at_once_bytes
+                or parts or self._pending_bytes + size > self._at_once_bytes
             ):
                 self._flush()
-            if not fits:
-                self._make(kind, [handle], splits, small=False)
+            if not fits or parts:
+                small = fits and self._ahead_bytes + size <= self._most_ahead_bytes
+                self._make(kind, [handle], splits, parts, small=small)
                 return
             self._kind = kind
             if not self._pending:
@@ -111,14 +118,14 @@ class Fusing:
             self._make(self._kind, handles, [], small=small)
 
     def _make(
-        self, kind: Kind, handles: list[CollectiveHandle], splits: list[int], *,
-        small: bool,
+        self, kind: Kind, handles: list[CollectiveHandle], splits: list[int],
+        parts: Sequence[tuple[int, ...]] = (), *, small: bool,
     ) -> None:
         verb, op, dtype, root, factor = kind
         arrays = [handle.array for handle in handles]
         shapes = [array.shape for array in arrays]
         group = Group(int(verb), int(op), dtype, root, factor, [each.name for each in handles],
-                      shapes, splits)
+                      shapes, splits, list(parts))
         payload = None
         if small and (verb != Verb.BROADCAST or root == self._rank):
             payload = _gathered(arrays, shapes, self._collecting.room)

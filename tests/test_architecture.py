@@ -90,6 +90,7 @@ ROOMS = (
     Room("asyncps.collectivecall", 7.0, WIRE),
     Room("asyncps.plainobjects", 7.0, WIRE),
     Room("asyncps.fusing", 7.1, WIRE),
+    Room("asyncps.groupedverbs", 7.11, WIRE),
     Room("asyncps.embedded", 7.25, frozenset({"asyncps.protocol"})),
     Room("asyncps.forming", 7.26, WIRE),
     Room("asyncps.communicator", 7.27, WIRE),

@@ -20,12 +20,12 @@ from asyncps.errors import (
 )
 from asyncps.forming import Forming
 from asyncps.fusing import Fusing, Kind
-from asyncps.groupedverbs import GroupedVerbs
 from asyncps.plainobjects import check_size, packed, unpacked
 from asyncps.roles.machine import place_on_machine
 from asyncps.roles.made import MAX_NAME, Op, Verb
 from asyncps.roles.runtime import Runtime
 from asyncps.roles.worker import Worker
+from asyncps.sparseverbs import SparseVerbs
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import from_host, to_host
 from asyncps.tensor.dtypes import Array
@@ -36,7 +36,7 @@ _OPS = {"sum": Op.SUM, "mean": Op.MEAN, "average": Op.MEAN, "min": Op.MIN, "max"
 _MOST_KINDS = 256
 
 
-class Communicator(GroupedVerbs, Forming):
+class Communicator(SparseVerbs, Forming):
     """The collective calls of one rank. Methods may be called from any thread.
 
     Every rank makes the same calls: those with a name in any order, those without in one order. The
@@ -220,6 +220,7 @@ class Communicator(GroupedVerbs, Forming):
         """
         self.flush()
         self._fusing.check_open()
+        self._before_join()
         return self._runtime.run(lambda: self._collecting.join(0))
 
     def broadcast_object(self, value: Any = None, root: int = 0, name: str | None = None) -> Any:

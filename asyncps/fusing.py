@@ -102,6 +102,10 @@ class Fusing:
             with self._lock:
                 self._flush()
 
+    def flush_soon(self) -> None:
+        """Do so when what goes on now on the loop is over."""
+        self._runtime.call(self.flush)
+
     def _flush_later(self, seen: int = 0) -> None:
         """Make the small calls that wait, once no more of them come. On the loop."""
         count = len(self._pending)

@@ -26,7 +26,7 @@ class SparseVerbs(GroupedVerbs):
         super().__init__(*arguments)
         self._joins = 0
         self._unnamed = count()  # sparse calls without a name since then, alike at all ranks
-        self._open: list[CollectiveHandle] = []  # sparse calls, of which some have ended
+        self._sums: list[CollectiveHandle] = []  # sparse calls, of which some have ended
 
     def sparse_all_reduce(
         self, indices: Any, values: Any, size: int, op: str = "sum", name: str | None = None,
@@ -130,15 +130,15 @@ class SparseVerbs(GroupedVerbs):
         # What follows a call is made when that has ended, in an order that differs between ranks:
         # it is paired by a name.
         told = self._name(name) or f"asyncps/sparse/{self._joins}/{next(self._unnamed)}"
-        call = SparseCall(self._fusing, told, self.rank, self.world_size, indices, values, size,
-                          mean=mean, finish=finish)
-        self._open = [handle for handle in self._open if not handle.ended]
-        self._open.append(call.handle)
+        call = SparseCall(self._fusing, told, self._fusing.rank, self.world_size, indices, values,
+                          size, mean=mean, finish=finish)
+        self._sums = [handle for handle in self._sums if not handle.ended]
+        self._sums.append(call.handle)
         return call
 
     def _before_join(self) -> None:
         """Nothing follows a call behind a join; who joins earlier has made fewer calls."""
-        for handle in self._open:
+        for handle in self._sums:
             self._fusing.wait(handle, None)
         self._joins += 1
         self._unnamed = count()

@@ -138,7 +138,7 @@ class Collecting:
         if small and payload is None:
             payload = np.empty(0, np.uint8)
         # Its table is looked into only if it is another than ours.
-        calls = Calls(table, header.request, Came(self.peers[rank], payload))
+        calls = Calls(table, header.request, Came(self.peers[rank], payload, len(table)))
         self._carry_out(ranks, lambda: ranks.matching.add(rank, calls))
 
     def joined(self, rank: int, header: Header) -> None:

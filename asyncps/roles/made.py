@@ -14,7 +14,7 @@ from asyncps.protocol.collective import Group as Group
 from asyncps.protocol.collective import Op as Op
 from asyncps.protocol.collective import Verb as Verb
 from asyncps.protocol.collective import encode
-from asyncps.roles.peer import Peer
+from asyncps.roles.peer import CALL_BYTES, Peer
 from asyncps.state.matching import Matching
 from asyncps.tensor.dtypes import Array
 from asyncps.tensor.pool import POOLED_BYTES, Bytes, Pool
@@ -75,18 +75,21 @@ class Made:
 class Came:
     """A group of calls of another rank; `payload` is None if its arrays did not come with it."""
 
-    __slots__ = ("left", "payload", "peer")
+    __slots__ = ("left", "payload", "peer", "size")
 
-    def __init__(self, peer: Peer, payload: Bytes | None) -> None:
+    def __init__(self, peer: Peer, payload: Bytes | None, table_bytes: int) -> None:
         self.peer = peer
         self.payload = payload
+        self.size = table_bytes + CALL_BYTES + (0 if payload is None else payload.nbytes)
         self.left = -1
 
     def let_go(self, count: int, of: int, pool: Pool) -> None:
         """So many of its calls have been taken in."""
         self.left = (of if self.left < 0 else self.left) - count
-        if not self.left and self.payload is not None:
-            self.peer.ahead_bytes -= self.payload.nbytes
+        if self.left:
+            return
+        self.peer.ahead_bytes -= self.size
+        if self.payload is not None:
             payload, self.payload = self.payload, None
             give_back(payload, pool)
 

@@ -165,7 +165,8 @@ class Mesh:
     def _welcome(self, connection: Connection) -> Sink:
         peer = connection.peer
         assert peer is not None
-        if not peer.incarnation:  # it has not yet heard that it has joined: try again
+        over = self.collecting is not None and self.collecting.failure is not None
+        if over or not peer.incarnation:  # it has not yet heard that it has joined: try again
             connection.abort()
             return _Nobody()
         if self._members and not self._knows(peer):

@@ -37,6 +37,8 @@ _UNTOLD = 8  # frames that came and that the peer was not told of, at most
 # What a peer may have sent of calls that this rank has not made: senders stay below half of it.
 MAX_AHEAD_BYTES = 64 << 20
 
+CALL_BYTES = 1024  # what a group of calls takes beside its table and its arrays, about
+
 Arrived = Callable[[], None]
 
 
@@ -157,11 +159,7 @@ class Peer:
         """Name the place of a payload."""
         self._heard(header)
         if header.kind == COLLECT:
-            self.ahead_bytes += header.payload_bytes
-            if self.ahead_bytes > MAX_AHEAD_BYTES:
-                raise RemoteProtocolError(
-                    f"rank {self.rank} is further ahead than it may be",
-                    expected=f"at most {MAX_AHEAD_BYTES} bytes", got=self.ahead_bytes)
+            self._is_ahead(header.payload_bytes)
             self._table = bytes(table)
             self._buffer = self._owner.room(header.payload_bytes)
             return self._buffer.data
@@ -191,6 +189,7 @@ class Peer:
         elif kind == COLLECT:
             buffer, self._buffer = self._buffer, None
             named = self._table if header.payload_bytes else bytes(table)
+            self._is_ahead(len(named) + CALL_BYTES)
             self._owner.called(self.rank, header, named, buffer)
         elif kind == JOINED:
             self._owner.joined(self.rank, header)
@@ -202,6 +201,14 @@ class Peer:
             self._owner.parted(self.rank)
         else:
             raise RemoteProtocolError("a frame that a rank does not take", got=kind)
+
+    def _is_ahead(self, size: int) -> None:
+        """It takes so much of our memory until we have called the same."""
+        self.ahead_bytes += size
+        if self.ahead_bytes > MAX_AHEAD_BYTES:
+            raise RemoteProtocolError(
+                f"rank {self.rank} is further ahead than it may be",
+                expected=f"at most {MAX_AHEAD_BYTES} bytes", got=self.ahead_bytes)
 
     def _came(self) -> None:
         self._received += 1

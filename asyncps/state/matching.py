@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from asyncps.errors import CollectiveMismatch
+from asyncps.errors import CollectiveMismatch, RemoteProtocolError
 from asyncps.protocol.collective import Group, differences, parse
 
 NAMED = 4  # ranks that a message about a mismatch names
@@ -145,6 +145,8 @@ class Matching:
         """
         state = self._ranks[rank]
         if state.joins > self._epoch:
+            if any(isinstance(event, int) for event in state.later):
+                raise RemoteProtocolError("a join before the others have joined", rank=rank)
             state.later.append(steps)
             return []
         state.joins += 1

@@ -13,7 +13,7 @@ import pytest
 
 from asyncps.communicator import Communicator
 from asyncps.errors import ClosedError, DeadlineExceeded, RemoteProtocolError
-from asyncps.protocol.frames import COLLECT, COUNT, PART
+from asyncps.protocol.frames import COLLECT, COUNT, JOINED, PART
 from asyncps.roles.peer import MAX_AHEAD_BYTES, Peer
 from asyncps_ext import wire
 from tests.support.group import group
@@ -159,6 +159,30 @@ def test_a_deadline_ends_what_waits_too_long() -> None:
                     comm.all_reduce(np.ones(3))
 
         two.run(work)
+
+
+@pytest.mark.parametrize("kind", ["tables", "joins"])
+def test_a_rank_that_floods_ends_the_calls_before_it_fills_memory(kind: str) -> None:
+    with group(2) as two:
+        two.run(lambda comm: comm.barrier())
+        bad, good = two.ranks
+        place = good._fusing._collecting.peers[0]
+
+        async def send() -> None:
+            peer = bad._fusing._collecting.peers[1]
+            for _ in range(20):
+                if kind == "tables":
+                    peer.send(COLLECT, 0, 1, table=bytes(60_000))
+                else:
+                    peer.send(JOINED, 0, 1)
+
+        most = 0
+        while good._fusing._collecting.failure is None:
+            bad._runtime.run(send)
+            most = max(most, place.ahead_bytes)
+        assert most <= MAX_AHEAD_BYTES + 100_000
+        with pytest.raises(RemoteProtocolError):
+            good.all_reduce(np.ones(3, np.float32))
 
 
 def test_a_table_that_is_none_ends_calls_that_are_made_behind_it() -> None:

@@ -100,11 +100,11 @@ class Collecting:
         if self.failure is not None:
             raise self.failure
         ranks = self.sets[number]
-        joining = ranks.joining = asyncio.get_running_loop().create_future()
+        ranks.joining = asyncio.get_running_loop().create_future()
         for peer in self._others(ranks):
             peer.send(JOINED, number, ranks.steps)
         self._carry_out(ranks, lambda: ranks.matching.join(self.me, ranks.steps))
-        return await joining
+        return await ranks.joining
 
     def leave(self, number: int = 0) -> None:
         """Tell the others of a set that this rank leaves it; of 0, the job."""

@@ -78,6 +78,11 @@ class CollectiveHandle:
 
     # ---- the communicator's ----
 
+    def put(self) -> None:
+        """Bring `array` to where it is to be, without a call."""
+        if self._finish is not None:
+            self._finish(None)
+
     @property
     def name(self) -> str:
         """What pairs it; "" for its place among those without a name."""

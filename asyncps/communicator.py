@@ -6,25 +6,21 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from asyncps.collectivecall import CollectiveHandle
-from asyncps.errors import (
-    ConfigError,
-    DtypeMismatch,
-    ShapeMismatch,
-    TensorError,
-    is_text,
-)
+from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError, is_text
 from asyncps.forming import Forming
 from asyncps.fusing import Fusing, Kind
-from asyncps.plainobjects import check_size, packed, unpacked
+from asyncps.objectverbs import ObjectVerbs
+from asyncps.processset import agree, checked, close_set, refuse_nested
 from asyncps.roles.machine import place_on_machine
 from asyncps.roles.made import MAX_NAME, Op, Verb
 from asyncps.roles.runtime import Runtime
 from asyncps.roles.worker import Worker
+from asyncps.sparseverbs import SparseVerbs
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import from_host, to_host
 from asyncps.tensor.dtypes import Array
@@ -35,7 +31,7 @@ _OPS = {"sum": Op.SUM, "mean": Op.MEAN, "average": Op.MEAN, "min": Op.MIN, "max"
 _MOST_KINDS = 256
 
 
-class Communicator(Forming):
+class Communicator(SparseVerbs, ObjectVerbs, Forming):
     """The collective calls of one rank. Methods may be called from any thread.
 
     Every rank makes the same calls: those with a name in any order, those without in one order. The
@@ -60,6 +56,9 @@ class Communicator(Forming):
         self.world_size: int = worker.node.num_workers
         self._kinds: dict[tuple[Any, ...], Kind] = {}  # by the words of a reduction
         self._fusing = Fusing(mesh.collecting, runtime, self.rank, self.world_size)
+        self._ranks: Sequence[int] = range(self.world_size)  # of the job, by rank here
+        self._sets: list[ProcessSet] = []
+        self._next_set = 1
 
     # ---- facts ----
 
@@ -128,7 +127,8 @@ class Communicator(Forming):
         self._check_rank(root)
         handle = self._in_place(x, name, written=root != self.rank)
         dtype = dtypes.name_of(handle.array.dtype)
-        return self._call((Verb.BROADCAST, Op.NONE, dtype, root, 1.0), handle, async_op)
+        return self._call(
+            (Verb.BROADCAST, Op.NONE, dtype, self._ranks[root], 1.0), handle, async_op)
 
     def all_gather(self, x: Any, name: str | None = None, async_op: bool = False) -> Any:
         """Return the arrays of all ranks, one behind the other along the first dimension.
@@ -219,32 +219,29 @@ class Communicator(Forming):
         """
         self.flush()
         self._fusing.check_open()
-        return self._runtime.run(lambda: self._collecting.join(0))
+        self._before_join()
+        last = self._runtime.run(lambda: self._collecting.join(self._fusing.number))
+        return self._ranks.index(last)
 
-    def broadcast_object(self, value: Any = None, root: int = 0, name: str | None = None) -> Any:
-        """Return the root's object at all ranks: None, bool, int, float, str, bytes, and lists,
-        tuples and dicts of these (msgspec; never pickle). Tuples arrive as lists.
+    def process_set(self, ranks: Sequence[int]) -> ProcessSet | None:
+        """Make a communicator of some ranks; all ranks call it, with the same ones, in one order.
+
+        Args:
+            ranks: Of this communicator, in any order; the set counts them from 0, ascending.
+
+        Returns:
+            The set; None at ranks that are not in it.
 
         Raises:
-            TensorError: It is something else, or larger than 1 GiB.
+            CollectiveMismatch: The ranks name different sets; all of them hear it.
+            ConfigError: Ranks that are none, or named twice.
         """
-        raw = packed(value) if root == self.rank else b""
-        self._check_rank(root)
-        size = np.array([len(raw)], np.int64)
-        self.broadcast(size, root, name and f"{name}/size")
-        data = np.frombuffer(raw, np.uint8) if root == self.rank else np.empty(
-            check_size(int(size[0])), np.uint8)
-        self.broadcast(data, root, name)
-        return unpacked(data)
-
-    def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
-        """Return the objects of all ranks, in their order; as `broadcast_object`."""
-        raw = np.frombuffer(packed(value), np.uint8)
-        sizes = self.all_gather(np.array([raw.size], np.int64), name and f"{name}/size")
-        data = self.all_gather(raw, name)
-        ends = np.cumsum(sizes)
-        return [unpacked(data[end - size : end])
-                for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+        members = checked(ranks, self.world_size)
+        number, self._next_set = self._next_set, self._next_set + 1
+        if not agree(self, number, members):
+            return None
+        self._sets.append(ProcessSet(self, number, members))
+        return self._sets[-1]
 
     def flush(self) -> None:
         """Make all small calls that wait for more of them."""
@@ -253,6 +250,9 @@ class Communicator(Forming):
     def close(self) -> None:
         """Leave the job; what this rank was called for arrives first."""
         if not self._fusing.closed and not self._runtime.forked:
+            for each in self._sets:
+                each.flush()
+                each._fusing.closed = True
             self.flush()
             self._fusing.closed = True
             self._release()
@@ -333,6 +333,44 @@ class Communicator(Forming):
         if async_op:
             return handle
         return handle.wait()
+
+
+class ProcessSet(Communicator):
+    """Some ranks of a communicator: its verbs among them. `rank` and `root` count within the set;
+    errors name ranks of the job. `local_rank` and `local_size` are those of the job.
+
+    `close` leaves the set: others that call it afterwards hear that.
+
+    Args:
+        world: The communicator of all.
+        number: Of the set.
+        ranks: Of the job, ascending.
+    """
+
+    def __init__(self, world: Communicator, number: int, ranks: Sequence[int]) -> None:
+        SparseVerbs.__init__(self, world._worker, world._runtime, world._release)
+        self._world = world
+        self._collecting = world._collecting
+        self._ranks = ranks
+        self.rank, self.world_size = ranks.index(world.rank), len(ranks)
+        self._kinds = world._kinds
+        self._fusing = Fusing(self._collecting, self._runtime, world.rank, len(ranks), number,
+                              world._fusing.ahead)
+
+    local_rank = property(lambda self: self._world.local_rank)
+    local_size = property(lambda self: self._world.local_size)
+
+    def process_set(self, ranks: Sequence[int]) -> NoReturn:
+        """Refuse: sets are made by the communicator of all."""
+        refuse_nested()
+
+    @classmethod
+    def _open(cls, settings: Any, clustered: bool = True) -> NoReturn:
+        refuse_nested()
+
+    def close(self) -> None:
+        """Take part in the set no more."""
+        close_set(self._fusing, self._runtime, self._collecting)
 
 
 def _op_of(op: object) -> Op:

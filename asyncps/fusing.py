@@ -36,36 +36,60 @@ _MOST_AHEAD_BYTES = 24 << 20
 Kind = tuple[int, int, str, int, float]  # verb, op, dtype, root, factor
 
 
+class Ahead:
+    """What travelled at once, of calls of all sets of ranks that have not ended. Any thread."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, size: int) -> None:
+        """So much more, or less."""
+        with self._lock:
+            self.bytes += size
+
+
 class Fusing:
     """The calls of one rank that have not ended. Any thread.
 
     Args:
         collecting: Makes them, on the loop.
         runtime: The loop.
-        rank, world: This rank, and how many there are.
+        rank: This one, of all.
+        world: How many ranks take part.
+        number: Of the set of ranks.
+        ahead: Of all sets.
     """
 
     def __init__(
-        self, collecting: Collecting, runtime: Runtime, rank: int, world: int
+        self, collecting: Collecting, runtime: Runtime, rank: int, world: int, number: int = 0,
+        ahead: Ahead | None = None,
     ) -> None:
+        self.number = number
+        self.ahead = ahead or Ahead()
         self._collecting = collecting
         self._runtime = runtime
-        self._rank = rank
+        self.rank = rank
         self._ends = Ends()
         self._lock = threading.Lock()
         self._kind: Kind = (0, 0, "", 0, 1.0)
         self._pending: list[CollectiveHandle] = []  # small calls, not made yet
         self._pending_bytes = 0
-        self._ahead_bytes = 0  # of calls that travelled at once and have not ended
         self._names: set[str] = set()  # under way
         self._most_ahead_bytes = _MOST_AHEAD_BYTES
         self._at_once_bytes = AT_ONCE_BYTES // max(1, world - 1)
         self.closed = False
 
     def post(
-        self, kind: Kind, handle: CollectiveHandle, splits: list[int]
+        self, kind: Kind, handle: CollectiveHandle, splits: list[int],
+        parts: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        """Make a call, or let it wait for others to travel with."""
+        """Make a call, or let it wait for others to travel with.
+
+        Args:
+            kind, handle, splits: The call.
+            parts: The shapes of what lies in its array, if it is several; it travels alone then.
+        """
         size = handle.array.nbytes
         with self._lock:
             self.check_open()
@@ -77,11 +101,12 @@ class Fusing:
             fits = size <= self._at_once_bytes and not splits
             if self._pending and (
                 (kind is not self._kind and kind != self._kind) or not fits
-                or self._pending_bytes + size > self._at_once_bytes
+                or parts or self._pending_bytes + size > self._at_once_bytes
             ):
                 self._flush()
-            if not fits:
-                self._make(kind, [handle], splits, small=False)
+            if not fits or parts:
+                small = fits and self.ahead.bytes + size <= self._most_ahead_bytes
+                self._make(kind, [handle], splits, parts, small=small)
                 return
             self._kind = kind
             if not self._pending:
@@ -95,6 +120,10 @@ class Fusing:
             with self._lock:
                 self._flush()
 
+    def flush_soon(self) -> None:
+        """Do so when what goes on now on the loop is over."""
+        self._runtime.call(self.flush)
+
     def _flush_later(self, seen: int = 0) -> None:
         """Make the small calls that wait, once no more of them come. On the loop."""
         count = len(self._pending)
@@ -107,43 +136,41 @@ class Fusing:
         handles, self._pending = self._pending, []
         size, self._pending_bytes = self._pending_bytes, 0
         if handles:
-            small = self._ahead_bytes + size <= self._most_ahead_bytes
+            small = self.ahead.bytes + size <= self._most_ahead_bytes
             self._make(self._kind, handles, [], small=small)
 
     def _make(
-        self, kind: Kind, handles: list[CollectiveHandle], splits: list[int], *,
-        small: bool,
+        self, kind: Kind, handles: list[CollectiveHandle], splits: list[int],
+        parts: Sequence[tuple[int, ...]] = (), *, small: bool,
     ) -> None:
         verb, op, dtype, root, factor = kind
         arrays = [handle.array for handle in handles]
         shapes = [array.shape for array in arrays]
         group = Group(int(verb), int(op), dtype, root, factor, [each.name for each in handles],
-                      shapes, splits)
+                      shapes, splits, list(parts))
         payload = None
-        if small and (verb != Verb.BROADCAST or root == self._rank):
+        if small and (verb != Verb.BROADCAST or root == self.rank):
             payload = _gathered(arrays, shapes, self._collecting.room)
         elif small:
             payload = np.empty(0, np.uint8)
         size = 0 if payload is None else payload.nbytes
-        self._ahead_bytes += size
+        self.ahead.add(size)
         left = len(handles)
 
         def ended(at: int, result: Any, error: AsyncPSError | None) -> None:
             nonlocal left
             left -= 1
             if not left and size:
-                with self._lock:
-                    self._ahead_bytes -= size
+                self.ahead.add(-size)
             self._end([handles[at]], result, error)
 
         def together(results: Any) -> None:
-            with self._lock:
-                self._ahead_bytes -= size
+            self.ahead.add(-size)
             scatter_rows(results, arrays[0].dtype, shapes, arrays)
             self._end(handles, None, None)
 
         made = Made(group, arrays, payload, ended, together)
-        self._runtime.call(lambda: self._collecting.call(0, made))
+        self._runtime.call(lambda: self._collecting.call(self.number, made))
 
     def _end(
         self, handles: Sequence[CollectiveHandle], result: Any, error: AsyncPSError | None

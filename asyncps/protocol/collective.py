@@ -52,6 +52,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
         names: Of each call; "" is paired by its order among those without a name.
         shapes: Of each call's array.
         splits: Of an all-to-all: how many rows each rank gets.
+        parts: The shapes of several arrays that one call reduces as one, behind each other.
     """
 
     verb: int
@@ -62,6 +63,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     names: list[str]
     shapes: list[tuple[int, ...]]
     splits: list[int]
+    parts: list[tuple[int, ...]] = []
 
     @property
     def itemsize(self) -> int:
@@ -120,6 +122,14 @@ def differences(mine: Group, mine_at: int, theirs: Group, theirs_at: int) -> lis
             found.append(f"{word} {a} and {b}")
     shapes = tuple(mine.shapes[mine_at]), tuple(theirs.shapes[theirs_at])
     rows = 1 if mine.verb in _FREE_ROWS else 0
-    if len(shapes[0]) != len(shapes[1]) or shapes[0][rows:] != shapes[1][rows:]:
+    if mine.parts != theirs.parts:
+        found.append(f"arrays {_shown(mine.parts)} and {_shown(theirs.parts)}")
+    elif len(shapes[0]) != len(shapes[1]) or shapes[0][rows:] != shapes[1][rows:]:
         found.append(f"shape {shapes[0]} and {shapes[1]}")
     return found
+
+
+def _shown(parts: list[tuple[int, ...]]) -> str:
+    """Return shapes as people read them, the first ones of many."""
+    texts = [str(tuple(shape)) for shape in parts[:8]]
+    return f"[{', '.join(texts)}{', ...' if len(parts) > 8 else ''}] ({len(parts)})"

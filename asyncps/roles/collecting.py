@@ -21,7 +21,7 @@ from asyncps.errors import AsyncPSError, ClusterError, DeadlineExceeded, RemoteP
 from asyncps.protocol.collective import Verb
 from asyncps.protocol.frames import COLLECT, JOINED, PARTED, Header
 from asyncps.roles.early import Early
-from asyncps.roles.made import Came, Made, Ranks, give_back, taken
+from asyncps.roles.made import Came, Made, Ranks, give_back, parted, taken, whom
 from asyncps.roles.peer import Peer
 from asyncps.roles.planned import array_of, plan, row_bounds
 from asyncps.roles.reducing import reduce_into
@@ -74,17 +74,16 @@ class Collecting:
             made: What is called.
         """
         if self.failure is not None:
-            self._fail(made, self.failure)
-            return
+            return self._fail(made, self.failure)
         ranks = self.sets[number]
-        made.since = self._now()
+        made.since, made.number = self._now(), number
         base, count = self._next, len(made.group.names)
         self._next += count
         ranks.steps += count
-        others = [self.peers[rank] for rank in ranks.matching.ranks if rank != self.me]
+        others = self._others(ranks)
         for peer in others:
-            if peer.parted:
-                self._fail(made, _parted(peer.rank))
+            if peer.parted or peer.rank in ranks.left:
+                self._fail(made, parted(peer.rank))
                 return
         self._made[base] = made
         self._open.update(range(base, base + count))
@@ -102,17 +101,15 @@ class Collecting:
             raise self.failure
         ranks = self.sets[number]
         ranks.joining = asyncio.get_running_loop().create_future()
-        joining = ranks.joining
-        for rank in ranks.matching.ranks:
-            if rank != self.me:
-                self.peers[rank].send(JOINED, number, ranks.steps)
+        for peer in self._others(ranks):
+            peer.send(JOINED, number, ranks.steps)
         self._carry_out(ranks, lambda: ranks.matching.join(self.me, ranks.steps))
-        return await joining
+        return await ranks.joining
 
-    def leave(self) -> None:
-        """Tell the others that this rank leaves."""
-        for peer in self.peers.values():
-            peer.send(PARTED, 0, 0)
+    def leave(self, number: int = 0) -> None:
+        """Tell the others of a set that this rank leaves it; of 0, the job."""
+        for peer in self._others(self.sets[number]):
+            peer.send(PARTED, number, 0)
 
     async def all_arrived(self, limit_s: float) -> None:
         """Wait until all that was sent has arrived, or it is too late."""
@@ -152,12 +149,16 @@ class Collecting:
     def parted(self, rank: int) -> None:
         """A peer has left for good: what needs it fails."""
         self._tell_soon()  # it waits for that before it goes
-        for ranks in self.sets.values():
-            waits = any(rank in lacking for lacking in ranks.matching.missing().values())
-            joining = ranks.joining is not None and not ranks.joining.done()
-            if rank in ranks.matching.ranks and (waits or joining):
-                self.fail(_parted(rank))
-                return
+        for ranks in list(self.sets.values()):
+            if ranks.waits_for(rank):
+                self.fail_set(ranks, parted(rank))
+
+    def left(self, rank: int, header: Header) -> None:
+        """A peer has left a set of ranks: calls there that need it fail."""
+        ranks = self._ranks(rank, header)
+        ranks.left.add(rank)
+        if ranks.waits_for(rank):
+            self.fail_set(ranks, parted(rank))
 
     def place(self, rank: int, header: Header) -> memoryview | None:
         """Name the place of a chunk; None for one of a call that has ended here."""
@@ -188,6 +189,9 @@ class Collecting:
         running.came(rank, header)
         if running.has_all:
             self._tell_soon()
+
+    def _others(self, ranks: Ranks) -> list[Peer]:
+        return [self.peers[rank] for rank in ranks.matching.ranks if rank != self.me]
 
     def _ranks(self, rank: int, header: Header) -> Ranks:
         ranks = self.sets.get(header.store)
@@ -361,6 +365,17 @@ class Collecting:
             if ranks.joining is not None and not ranks.joining.done():
                 ranks.joining.set_exception(error.again())
 
+    def fail_set(self, ranks: Ranks, error: AsyncPSError) -> None:
+        """What is open in one set of ranks ends with an error; that of all ranks ends all."""
+        if not ranks.number:
+            return self.fail(error)
+        for base, made in list(self._made.items()):
+            for at in sorted(made.open if made.number == ranks.number else ()):
+                if base + at not in self._running:  # what all have called ends well
+                    self._ended(Calls(made.table, base, made), at, None, error)
+        if ranks.joining is not None and not ranks.joining.done():
+            ranks.joining.set_exception(error.again())
+
     def _fail(self, made: Made, error: AsyncPSError) -> None:
         for at in sorted(made.open):
             made.ended(at, None, error)
@@ -382,13 +397,4 @@ class Collecting:
 
     def whom(self) -> str:
         """Name the calls that wait, and for whom."""
-        texts = []
-        for ranks in self.sets.values():
-            for name, lacking in list(ranks.matching.missing().items())[:4]:
-                if lacking:
-                    texts.append(f"{name or 'a call without a name'} lacks ranks {lacking}")
-        return "; ".join(texts) or "all ranks have called, and chunks do not come"
-
-
-def _parted(rank: int) -> ClusterError:
-    return ClusterError(f"rank {rank} has left while others call", rank=rank)
+        return whom(self.sets.values())

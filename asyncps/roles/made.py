@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from asyncps.errors import AsyncPSError
+from asyncps.errors import AsyncPSError, ClusterError
 from asyncps.protocol.collective import MAX_NAME as MAX_NAME
 from asyncps.protocol.collective import Group as Group
 from asyncps.protocol.collective import Op as Op
@@ -35,7 +35,8 @@ class Made:
     """
 
     __slots__ = (
-        "_holds", "arrays", "ended", "group", "open", "payload", "since", "table", "together",
+        "_holds", "arrays", "ended", "group", "number", "open", "payload", "since", "table",
+        "together",
     )
 
     def __init__(
@@ -49,6 +50,7 @@ class Made:
         self.payload = payload
         self.ended = ended
         self.together = together
+        self.number = 0  # of the set of ranks
         self.open = set(range(len(group.names)))
         self.since = 0.0
         self._holds = 1  # who still looks at the payload: this rank, and what is on its way
@@ -106,6 +108,29 @@ class Ranks:
         self.matching = Matching(ranks, me)
         self.steps = 0  # calls that this rank has made
         self.joining: asyncio.Future[int] | None = None
+        self.left: set[int] = set()  # who has left it, or the job
+
+    def waits_for(self, rank: int) -> bool:
+        """Tell whether something here cannot end without a rank."""
+        if rank not in self.matching.ranks:
+            return False
+        joining = self.joining is not None and not self.joining.done()
+        return joining or any(rank in lacking for lacking in self.matching.missing().values())
+
+
+def parted(rank: int) -> ClusterError:
+    """Return what those hear who call a rank that has left."""
+    return ClusterError(f"rank {rank} has left while others call", rank=rank)
+
+
+def whom(sets: Iterable[Ranks]) -> str:
+    """Name the calls that wait, and for whom."""
+    texts = []
+    for ranks in sets:
+        for name, lacking in list(ranks.matching.missing().items())[:4]:
+            if lacking:
+                texts.append(f"{name or 'a call without a name'} lacks ranks {lacking}")
+    return "; ".join(texts) or "all ranks have called, and chunks do not come"
 
 
 def give_back(buffer: Bytes, pool: Pool) -> None:

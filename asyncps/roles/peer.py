@@ -194,6 +194,9 @@ class Peer:
         elif kind == JOINED:
             self._owner.joined(self.rank, header)
         elif kind == PARTED:
+            if header.store:
+                self._owner.left(self.rank, header)
+                return
             self.parted = True
             self._owner.parted(self.rank)
         else:

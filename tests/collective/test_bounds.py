@@ -37,7 +37,7 @@ def test_ended_calls_leave_nothing_behind() -> None:
         for comm in three.ranks:
             calls = comm._fusing
             made = calls._collecting
-            left = [calls._names, calls._pending, calls._ahead_bytes, made._made, made._open,
+            left = [calls._names, calls._pending, calls.ahead.bytes, made._made, made._open,
                     made._running]
             assert not any(left), left
             assert made.sets[0].matching.is_idle

@@ -174,9 +174,7 @@ class Listener:
         last: Exception | None = None
         for port in range(address.low, address.high + 1):
             try:
-                self._server = await loop.create_server(
-                    self._accept, address.host, port, backlog=512
-                )
+                self._server = await self._listen(loop, address.host, port)
             except (OSError, UnicodeError) as error:
                 last = error
                 if getattr(error, "errno", None) not in (errno.EADDRINUSE, errno.EACCES):
@@ -186,6 +184,30 @@ class Listener:
             return
         assert last is not None
         raise TransportError(f"cannot listen on {address}: {_reason(last)}") from None
+
+    async def _listen(
+        self, loop: asyncio.AbstractEventLoop, host: str, port: int
+    ) -> asyncio.Server:
+        """Listen on one port.
+
+        A name is looked up in a thread of libuv's, which a forked child would join at its end and
+        does not have. So an address is not looked up.
+        """
+        try:
+            family = (socket.AF_INET6 if ipaddress.ip_address(host).version == 6
+                      else socket.AF_INET)
+        except ValueError:
+            return await loop.create_server(self._accept, host, port, backlog=512)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind((host, port))
+            return await loop.create_server(self._accept, sock=sock, backlog=512)
+        except BaseException:
+            sock.close()
+            raise
 
     def close(self) -> None:
         """Stop listening; connections that have proven themselves live on."""

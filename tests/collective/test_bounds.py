@@ -84,6 +84,31 @@ def test_ranks_far_ahead_send_no_more_than_may_lie_there() -> None:
         two.run(work)
 
 
+FORKED = """
+import os, sys
+import numpy as np
+from asyncps.communicator import Communicator
+comm = Communicator.from_env()
+comm.barrier()
+pid = os.fork()
+if not pid:
+    sys.exit(3)  # at which libuv joins its threads, which a child does not have
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+assert (comm.all_reduce(np.ones(3)) == 2).all()
+print("child", comm.rank, "ended with", code, flush=True)
+"""
+
+
+def test_a_forked_child_may_end_as_it_likes(processes: ProcessGroup) -> None:
+    launch = processes.asyncps(
+        "launch", "-n", "2", "-s", "0", "--", sys.executable, "-c", FORKED,
+        env=clean_environment(), cwd=ROOT,
+    )  # fmt: skip
+    assert launch.wait(30) == 0, launch.output
+    for rank in range(2):
+        assert f"child {rank} ended with 3" in launch.output, launch.output
+
+
 def test_a_forked_child_has_no_communicator() -> None:
     with group(2) as two:
         comm = two.ranks[0]

@@ -198,7 +198,7 @@ class Listener:
                       else socket.AF_INET)
         except ValueError:
             return await loop.create_server(self._accept, host, port, backlog=512)
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # so: TCP_NODELAY
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:

@@ -103,7 +103,8 @@ class Compression:
         fresh, self._fresh = self._fresh, []
         for rule in fresh if self._rank == 0 else ():
             if rule in self._rules:
-                rule.warn_of_nobody([info.told for info in infos.values()])
+                # The loop may add keys meanwhile.
+                rule.warn_of_nobody([info.told for info in list(infos.values())])
 
     @property
     def has_fresh(self) -> bool:

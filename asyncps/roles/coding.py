@@ -100,7 +100,8 @@ class Large:
         codec, info, cuts = self.codec, self._info, self._cuts()
         payloads = self._encode_whole(take, cuts)
         coding.undo.append(partial(
-            self._coder.put_back, codec, info.nbytes, cuts.pieces, payloads, cuts.seeds))
+            self._coder.put_back, codec, info.nbytes, cuts.pieces, payloads, cuts.seeds,
+            feedback=self._rule.feedback))
         coding.sent_bytes += sum(payload.nbytes for payload in payloads)
         return CodedKey({
             place: Payload(codec.head(stop - begin, head), payload.data)
@@ -141,7 +142,8 @@ class Large:
             pieces = [cuts.pieces[place] for place in places]
             size = self._info.dtype.itemsize * sum(stop - begin for begin, stop in pieces)
             self._coder.put_back(self.codec, size, pieces, [payload for _, payload in done],
-                                 [cuts.seeds[place] for place in places])
+                                 [cuts.seeds[place] for place in places],
+                                 feedback=self._rule.feedback)
 
     def _encoder_of_chunks(self, take: Take, cuts: _Cuts) -> Callable[[int], Bytes]:
         codec, size = self.codec, self._info.dtype.itemsize
@@ -248,7 +250,8 @@ class Rows:
             (payload,) = coder.encode(codec, g, info.nbytes, pieces, _new, (own,),
                                       feedback=self._rule.feedback, shape=info.shape)
             coding.undo.append(
-                partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,))
+                partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,),
+                        feedback=self._rule.feedback)
             )
             payloads.append(payload)
         room = take(sum(payload.nbytes for payload in payloads))

@@ -264,10 +264,14 @@ class KeyCoder:
                 codec.add(self.residual[begin:stop], payload, seed)
 
     def take_out(self) -> Floats | None:
-        """Return what was not sent, None for nothing; nothing is kept any more."""
+        """Return what was not sent, None for nothing; nothing is kept any more.
+
+        Pushes are counted on: all workers draw places from their number, and not all have kept
+        something. A codec that keeps something beside counts from the start, since that is gone.
+        """
         with self._lock:
             kept, self.residual, self.extra = self.residual, None, None
-            self.codec, self.pushes, self._bound = "", 0, 0.0
+            self.codec, self._bound = "", 0.0
             return kept
 
     def put_in(self, kept: Floats) -> None:

@@ -61,7 +61,7 @@ class TableCall(Call):
 
     def _send(self) -> None:
         client, op = self._client, self.op
-        if takes(client, op.verb):  # else `Client.send` says why not
+        if takes(client, op):  # else `Client.send` says why not
             op.since = asyncio.get_running_loop().time()
             self._send_rows()
         super()._send()

@@ -129,7 +129,8 @@ class RowCalls:
             check_optimizer(client.optimizer)
         rows = [
             Contribution(info, given[index], copy=copy, pool=client.pool,
-                         encoded=rule is not None and verb != "assign")
+                         encoded=verb != "assign" and client.compression is not None
+                         and client.compression.encodes(info, rule))
             for (index, info), rule in zip(plan.tables, plan.table_rules, strict=True)
         ]
         fetches: list[Fetch] = []

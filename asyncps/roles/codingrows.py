@@ -35,12 +35,14 @@ class PushedRows(Protocol):
         info: The key.
         ids: Strictly ascending, in memory of its own.
         values: Bytes of the rows; the caller's.
+        encoded: It is to be encoded; else it goes as it is.
         coded: What each server's part is sent as, None of one without rows; once encoded.
     """
 
     info: KeyInfo
     ids: Ids
     values: memoryview
+    encoded: bool
     coded: list[Payload | memoryview | None] | None
 
 
@@ -69,16 +71,20 @@ class CodingRows:
             self._g = np.empty(pushed.ids.size * self._width, np.float32)
             self._dtype.widen(self._g, np.frombuffer(pushed.values, np.uint16))
         self._gathered: Gathered | None = None
-        self._skipped = False
+        self._skipped = self._bad = False
 
     def check(self, rank: int) -> None:
-        """Refuse a NaN or an infinity, or take note that it is to be skipped."""
+        """Refuse a NaN or an infinity, or take note that it is to be skipped.
+
+        What goes as the key stores it, since its compression has ended, may be anything.
+        """
         rests = None
         if self._rule.feedback:
             self._gathered = self._coder.gather(self._pushed.ids)
             rests = self._gathered.rests
         bad, at = self._coder.count_nonfinite_rows(self._g, rests)
-        self._skipped = bool(bad) and is_told(
+        self._bad = bool(bad)
+        self._skipped = self._bad and not self._rule.ends and is_told(
             self._coder, self._g, rests, bad, at, self._pushed.info.told, rank,
             skip=self._rule.skips)
 
@@ -104,6 +110,8 @@ class CodingRows:
         coding.undo.append(partial(
             coder.put_rows_back, codec, pushed.ids, nbytes, pieces, payloads, seeds,
             feedback=self._rule.feedback))
+        if self._bad:
+            coder.drop_nonfinite(pushed.ids)  # what a NaN leaves is one
         coding.sent_bytes += sum(payload.nbytes for payload in payloads)
         found = iter(zip(pieces, heads, payloads, strict=True))
         for place, (_, begin, end) in enumerate(parts):

@@ -123,7 +123,7 @@ class Compression:
     def rule_of(self, info: KeyInfo) -> tuple[Rule | None, str]:
         """Return the rule by which a key is encoded; or None, and why it goes dense."""
         rule = self._rule(info.told)
-        if rule is None or (rule.ends and not self._keeps_rows(info)):
+        if rule is None or (rule.ends and not info.is_table):  # of rows each call asks `encodes`
             return None, "no compression is set for it"
         dtype = dtypes.by_name(info.spec.dtype)
         if dtype.sum != np.float32:
@@ -148,8 +148,16 @@ class Compression:
             found[key] = next((rule for rule in reversed(self._rules) if rule.names(key)), None)
         return found[key]
 
-    def _keeps_rows(self, info: KeyInfo) -> bool:
-        """Tell whether something is left of a row-sparse key's rows, which takes many pushes."""
+    def encodes(self, info: KeyInfo, rule: Rule | None) -> bool:
+        """Tell whether a push of a row-sparse key is encoded now, by a rule that `rule_of` found.
+
+        When its compression has ended it is as long as something is left of its rows, which takes
+        many pushes; and something may come back at any time.
+        """
+        return rule is not None and (not rule.ends or self.keeps_rows(info))
+
+    def keeps_rows(self, info: KeyInfo) -> bool:
+        """Tell whether something is left of a row-sparse key's rows."""
         coder = self._coders.get(info.key)
         return isinstance(coder, RowCoder) and len(coder.rests) > 0
 
@@ -264,7 +272,8 @@ class Compression:
         ]
         sparse = [
             CodingRows(each, rule, self._row_coder(each.info, rule), self._seed)
-            for each, rule in zip(tables, plan.table_rules, strict=True) if rule is not None
+            for each, rule in zip(tables, plan.table_rules, strict=True)
+            if rule is not None and each.encoded
         ]
         for _, one in jobs:
             one.check(self._rank)

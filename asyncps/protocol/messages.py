@@ -252,6 +252,7 @@ class SetCompression(Message, tag=34):
     store: int
     keys: list[Key] | str | None
     options: dict[str, Any]
+    default: bool = False  # a trainer's: all rules by key go before it
 
 
 class Install(Message, tag=32):

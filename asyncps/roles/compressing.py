@@ -72,7 +72,9 @@ class Compression:
         if default and (self._of_all is None or self._of_all.words != words):
             self._rules = [rule, *[each for each in self._rules if each.keys is not None]]
         elif not default:
-            self._rules = [*[each for each in self._rules if each.keys != keys], rule]
+            # One of all keys is the last that names any: those before it count for nobody.
+            others = [] if keys is None else [each for each in self._rules if each.keys != keys]
+            self._rules = [*others, rule]
             self._fresh.append(rule)
         self._by_key = {}  # behind the rules, and another: callers' threads fill it
 

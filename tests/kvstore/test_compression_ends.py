@@ -198,3 +198,22 @@ def test_it_has_no_options_and_one_spelling(words: Any) -> None:
             store.set_gradient_compression(words)
 
     on_cluster(work, workers=1)
+
+
+@pytest.mark.parametrize("words", [
+    {"type": "2bit", "lr_scaled": True}, {"type": "dgc", "ratio": 0.5, "momentum": 0.5}
+], ids=["lr_scaled", "momentum"])  # fmt: skip
+@pytest.mark.parametrize("after", [NONE, {"type": "f16"}], ids=["none", "f16"])
+def test_rules_that_count_for_nobody_forbid_nothing(words: Any, after: Any) -> None:
+    """A schedule of the learning rate, and a momentum, are what such words do not go with."""
+    schedule = asyncps.optim.lr.step(10, 0.5, base_lr=0.1)
+
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(20_000, "f4"))
+        store.set_gradient_compression(words, keys="w*")
+        with pytest.raises(ConfigError):
+            store.set_optimizer("sgd", learning_rate=schedule, momentum=0.9)
+        store.set_gradient_compression(after)
+        store.set_optimizer("sgd", learning_rate=schedule, momentum=0.9)
+
+    on_cluster(work, workers=1)

@@ -175,6 +175,11 @@ class Compression:
             return None
         return None if coder.residual is None else Last(info, coder)
 
+    def sends(self, info: KeyInfo) -> bool:
+        """Tell whether what is kept of a key goes with its next pushes, all of it or some."""
+        rule = self._rule(info.told)
+        return (rule is not None and rule.ends) or self.rule_of(info)[0] is not None
+
     def ends_some(self, plan: Plan) -> bool:
         """Tell whether a push of these keys takes along what one has kept."""
         return self.has_ended and any(self.last_of(info) is not None for info in plan.dense)

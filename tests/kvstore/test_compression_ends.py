@@ -161,6 +161,30 @@ def test_what_is_loaded_of_a_key_that_has_ended_goes_too(tmp_path: Path) -> None
     on_cluster(work)
 
 
+def test_nobody_is_warned_of_what_is_loaded_and_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(store: KVStore) -> None:
+        ready(store, 5)
+        store.save(tmp_path / "c")
+        store.set_gradient_compression(NONE)
+        store.load(tmp_path / "c")
+        assert "had not sent" not in caplog.text
+
+    on_cluster(work, workers=1)
+
+
+def test_other_words_than_none_are_told_by_the_type_alone() -> None:
+    def train(store: KVStore) -> None:
+        store.set_gradient_compression(NONE)
+        params = {"w": Param(np.zeros(5, "f4"), np.zeros(5, "f4"))}
+        with pytest.raises(ConfigError, match=r"expected type='none'; or set_gradient.*"
+                           r"got type='2bit', "):
+            asyncps.Trainer(params, "sgd", kvstore=store, compression_params=TWO)
+
+    on_cluster(train, workers=1)
+
+
 def test_pulls_come_as_they_are_again() -> None:
     def work(store: KVStore) -> None:
         third = np.full(50_000, 1 / 3, "f4")

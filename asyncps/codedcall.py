@@ -52,7 +52,7 @@ def encode(call: Call) -> Call:
     """Encode what was found to be right; it counts as under way until the call begins or ends."""
     if call.plan.dense:  # for the report
         pushed = call.contributions if isinstance(call, TableCall) else ()
-        rows = {each.info.key: len(each.values) for each in pushed}
+        rows = {each.info.key: len(each.values) for each in pushed if not each.encoded}
         for info in call.plan.dense:
             info.dense_bytes += rows.get(info.key, 0) if info.is_table else info.nbytes
     found, outgoing, encoding = call.checked, call.outgoing, call.encoding

@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncps.parameters import Parameter
 from asyncps.values import Key
-from asyncps.wholecalls import Send
+from asyncps.wholecalls import Pull, Send
 
 # Values up to this size travel together, as the store keeps them together (`small_key_bytes`).
 _SMALL_BYTES = 32 * 1024
@@ -55,7 +55,7 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
 
     Raises:
         AsyncPSError: The first failure, when all have ended: until then arrays are being written.
-            One that a gradient is the cause of comes before anything is pushed.
+            One that a gradient or weights are the cause of comes before anything is pushed.
     """
     if hasattr(store, "_use_own"):
         store._use_own(hyper, [each.key for each in travels if not each.weights])
@@ -65,11 +65,14 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
     groups = [[each] for each in dense if each.parameter.nbytes > _SMALL_BYTES]
     groups += [small] if small else []
     groups.sort(key=lambda group: -group[0].priority)
+    pulls = [Pull(each.key, np.arange(each.parameter.shape[0]), each.parameter.weights()[0],
+                  each.priority) for each in sparse]  # all rows: who knows which others change
     handles: list[Any] = []
     lone = len(groups) + len(sparse) == 1  # a lone call is quicker when it blocks
     try:
         if not lone and hasattr(store, "_whole") and (sparse or store._is_compressed):
-            _begin_whole(store, groups, sparse, handles)
+            sends = [Send(*_sent(group), group[0].priority) for group in groups]
+            _begin_whole(store, sends, sparse, pulls, handles)
         else:
             handles.extend(
                 store.pushpull(*_sent(group), priority=group[0].priority, async_op=not lone)
@@ -87,17 +90,19 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
 
 
 def _begin_whole(
-    store: Any, groups: Sequence[Sequence[Travel]], sparse: Sequence[Travel], handles: list[Any]
+    store: Any, sends: Sequence[Send], sparse: Sequence[Travel], pulls: Sequence[Pull],
+    handles: list[Any],
 ) -> None:
     """Begin all, or nothing: what may be refused is looked at before the first begins."""
-    sends = [Send(*_sent(group), group[0].priority) for group in groups]
-    sends += [Send(each.key, each.parameter.gradients(), None, each.priority) for each in sparse]
-    whole = store._whole(sends)
+    calls: list[Send | Pull] = list(sends)
+    for each, pull in zip(sparse, pulls, strict=True):
+        calls += [Send(each.key, each.parameter.gradients(), None, each.priority), pull]
+    whole = store._whole(calls)
     try:
-        handles.extend(whole.begin() for _ in groups)
-        for each in sparse:
-            whole.begin()
-            handles.append(each.parameter.begin_pull_rows(store, each.priority))
+        for call in calls:
+            handle = whole.begin()
+            if isinstance(call, Pull) or call.out is not None:  # else the pull behind it waits
+                handles.append(handle)
     finally:
         whole.drop()
 

@@ -61,7 +61,7 @@ class TableCall(Call):
 
     def _send(self) -> None:
         client, op = self._client, self.op
-        if takes(client, op.verb):  # else `Client.send` says why not
+        if takes(client, op):  # else `Client.send` says why not
             op.since = asyncio.get_running_loop().time()
             self._send_rows()
         super()._send()
@@ -129,7 +129,8 @@ class RowCalls:
             check_optimizer(client.optimizer)
         rows = [
             Contribution(info, given[index], copy=copy, pool=client.pool,
-                         encoded=rule is not None and verb != "assign")
+                         encoded=verb != "assign" and client.compression is not None
+                         and client.compression.encodes(info, rule))
             for (index, info), rule in zip(plan.tables, plan.table_rules, strict=True)
         ]
         fetches: list[Fetch] = []

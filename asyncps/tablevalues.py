@@ -110,6 +110,7 @@ class Contribution:
     Attributes:
         ids: Strictly ascending.
         values: Bytes of the rows.
+        encoded: As given.
         coded: What each server's part is sent as; None: its values.
         copied_bytes: What copies take.
 
@@ -118,12 +119,13 @@ class Contribution:
         ShapeMismatch, DtypeMismatch: It is not of its key's shape or dtype.
     """
 
-    __slots__ = ("_pool", "_pooled", "coded", "copied_bytes", "ids", "info", "values")
+    __slots__ = ("_pool", "_pooled", "coded", "copied_bytes", "encoded", "ids", "info", "values")
 
     def __init__(
         self, info: KeyInfo, value: Any, *, copy: bool, pool: SharedPool, encoded: bool = False
     ) -> None:
         self.info = info
+        self.encoded = encoded
         self._pool = pool
         self._pooled: Bytes | None = None
         self.copied_bytes = 0

@@ -2,6 +2,9 @@
 
 A trainer's step is one. Were it refused in the middle, with some gradients pushed and others not,
 rounds of this worker and of the others would never be of the same step again.
+
+Another thread may save or load the store. It waits until all calls have begun, of whatever is not
+encoded too; or it came before, and all are refused.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Any, NamedTuple
 from asyncps.call import Call, Handle
 from asyncps.codedcall import checked, encode, forget
 from asyncps.core import Core
+from asyncps.errors import AsyncPSError, ClusterError
+from asyncps.roles.encodings import Encoding
 from asyncps.roles.runtime import Runtime
 
 
@@ -25,26 +30,40 @@ class Send(NamedTuple):
     priority: int
 
 
+class Pull(NamedTuple):
+    """A pull of rows, as the verb has it."""
+
+    key: Any
+    row_ids: Any
+    out: Any
+    priority: int
+
+
 class Whole:
     """Calls of which all that their caller could do wrong is known: it is right.
 
     Args:
         calls: They.
         begin: Begins one.
+        over: Called when no more will begin.
     """
 
-    def __init__(self, calls: Sequence[Call], begin: Callable[[Call], Handle]) -> None:
+    def __init__(
+        self, calls: Sequence[Call], begin: Callable[[Call], Handle], over: Callable[[], None]
+    ) -> None:
         self._calls = list(reversed(calls))
         self._begin = begin
+        self._over = over
 
     def begin(self) -> Handle:
         """Encode and begin the next."""
         return self._begin(self._calls.pop())
 
     def drop(self) -> None:
-        """Begin none of the others."""
+        """Begin none of the others; to be called in any case."""
         while self._calls:
             forget(self._calls.pop())
+        self._over()
 
 
 class WholeCalls:
@@ -56,25 +75,44 @@ class WholeCalls:
     _handle: Any
     _let_go: Any
 
-    def _whole(self, sends: Sequence[Send]) -> Whole:
+    def _whole(self, sends: Sequence[Send | Pull]) -> Whole:
         """Return calls to be begun in their order; copies or lends nothing else than the verbs.
 
         Raises:
             AsyncPSError: One of them was refused: nothing of any is encoded or sent.
         """
+        client = self._core.client
+        encoding = client.encodings.begin()  # of all of them
         calls: list[Call] = []
         try:
+            still = client.still  # in this order: see `Encodings`
+            if still:
+                raise ClusterError(f"a step while {still} is under way")
             for each in sends:
                 calls.append(self._call(each.key, partial(self._build, each)))
                 refused = calls[-1].refused
                 if refused is not None:
                     raise refused
         except BaseException:
-            Whole(calls, self._begin_one).drop()
+            Whole(calls, self._begin_one, encoding.end).drop()
             raise
-        return Whole(calls, self._begin_one)
+        return Whole(calls, self._begin_one, partial(self._over, encoding))
 
-    def _build(self, send: Send, plan: Any) -> Call:
+    def _over(self, encoding: Encoding) -> None:
+        """Let whoever saves or loads go on, behind what was begun on the loop."""
+        try:
+            self._runtime.call(encoding.end)
+        except AsyncPSError:  # it is closed
+            encoding.end()
+
+    def _build(self, send: Send | Pull, plan: Any) -> Call:
+        call = self._built(send, plan)
+        call.op.whole = True
+        return call
+
+    def _built(self, send: Send | Pull, plan: Any) -> Call:
+        if isinstance(send, Pull):
+            return self._core.row_sparse_pull(plan, *send)
         key, value, out, priority = send
         if out is None:
             return self._core.push(plan, key, value, priority, True, checked)

@@ -245,13 +245,14 @@ class SetOptimizer(Message, tag=31):
 class SetCompression(Message, tag=34):
     """A worker compresses its pushes of these keys. Answered with Done when all have said so.
 
-    `keys` is a pattern of str keys, a list of keys, or None for all; `options` are complete. The
-    servers hear nothing: frames say how they are encoded.
+    `keys` is a pattern of str keys, a list of keys, or None for all; `options` are complete. Of a
+    `default`, a trainer's, all rules by key go before it. Servers hear nothing: frames say all.
     """
 
     store: int
     keys: list[Key] | str | None
     options: dict[str, Any]
+    default: bool = False
 
 
 class Install(Message, tag=32):
@@ -348,9 +349,8 @@ AnyMessage = (
     Join | Joined | Members | Prepared | Leave | Died | Lost | Shutdown | Left
     | OpenStore | CloseStore | StoreOpened
     | Declare | Await | Lookup | Placed | Ready | Barrier | SetOptimizer | Install | SetHyper
-    | SetCompression
-    | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics | ServerStatistics
-    | AskReport | Report | AskStatus | JobStatus | TableSpec
+    | SetCompression | Done | ErrorInfo | UnitSpec | Missing | MissingRanks | AskStatistics
+    | ServerStatistics | AskReport | Report | AskStatus | JobStatus | TableSpec
     | Together | Word | ListKeys | AskUnits | Units | StateRange | SetClocks
     | TableRange | TableRows | ResetTable | Parcel | Collect
     | Gone | JoinStore | AllJoined | Attendance | Clocks | Ending | Ended | Absent | AskAbsent

@@ -21,7 +21,7 @@ from asyncps.roles.directory import Directory
 from asyncps.roles.encodings import Encodings
 from asyncps.roles.framing import data_frame
 from asyncps.roles.held import Held, Scatter
-from asyncps.roles.joining import joined_error
+from asyncps.roles.joining import joined_error, stands_still
 from asyncps.roles.landing import Place, landing_of, place_of
 from asyncps.roles.operation import Operation, no_worker
 from asyncps.roles.plan import Plan, RemoteUnit, SlabPlan
@@ -111,7 +111,7 @@ class Client(Directory):
             op.part_done(ClosedError("the store is closed"))
             return
         kind = _KINDS[op.verb]
-        if self.still and (kind != PULL or self.still.startswith("load")):
+        if stands_still(self, op):
             op.part_done(ClusterError(f"{op.verb} while {self.still} is under way"))
             return
         if kind != PULL:

@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncps.roles import seeding
 from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
-from asyncps.roles.nonfinite import is_skipped
+from asyncps.roles.nonfinite import Count, is_skipped
 from asyncps.roles.operation import Operation
 from asyncps.roles.waiting import Waiting
 from asyncps.tensor import dtypes
@@ -75,7 +75,7 @@ class Large:
         self._view = view
         self._pool = pool
         self._seed = seed
-        self.skipped = False
+        self.skipped: Count | None = None
 
     def check(self, rank: int) -> None:
         """Refuse a NaN or an infinity, or take note that it is to be skipped."""
@@ -90,6 +90,8 @@ class Large:
 
     def skip(self) -> CodedKey:
         """Let all chunks say that there is no gradient."""
+        if self.skipped is not None:
+            self.skipped()
         size = self._info.dtype.itemsize
         return CodedKey({piece.start: Payload(Skip().head(piece.size // size, 0), memoryview(b""))
                          for _, piece in self._info.pieces})
@@ -100,7 +102,8 @@ class Large:
         codec, info, cuts = self.codec, self._info, self._cuts()
         payloads = self._encode_whole(take, cuts)
         coding.undo.append(partial(
-            self._coder.put_back, codec, info.nbytes, cuts.pieces, payloads, cuts.seeds))
+            self._coder.put_back, codec, info.nbytes, cuts.pieces, payloads, cuts.seeds,
+            feedback=self._rule.feedback))
         coding.sent_bytes += sum(payload.nbytes for payload in payloads)
         return CodedKey({
             place: Payload(codec.head(stop - begin, head), payload.data)
@@ -141,7 +144,8 @@ class Large:
             pieces = [cuts.pieces[place] for place in places]
             size = self._info.dtype.itemsize * sum(stop - begin for begin, stop in pieces)
             self._coder.put_back(self.codec, size, pieces, [payload for _, payload in done],
-                                 [cuts.seeds[place] for place in places])
+                                 [cuts.seeds[place] for place in places],
+                                 feedback=self._rule.feedback)
 
     def _encoder_of_chunks(self, take: Take, cuts: _Cuts) -> Callable[[int], Bytes]:
         codec, size = self.codec, self._info.dtype.itemsize
@@ -214,7 +218,7 @@ class Rows:
         self._coders = [owner.coder(info, slab.rule) for info in self._infos]
         self._codec: Codec = slab.rule.codec
         self._rule = slab.rule
-        self._skipped: set[int] = set()  # places of rows
+        self._skipped: dict[int, Count] = {}  # by place of rows
         dtype = dtypes.by_name(self._infos[0].spec.dtype)
         self._g: Floats = rows.view(np.float32) if dtype.widen is None else np.empty(
             rows.nbytes // dtype.itemsize, np.float32)
@@ -227,8 +231,10 @@ class Rows:
         for place, (info, coder, row) in enumerate(
             zip(self._infos, self._coders, self._rows(), strict=True)
         ):
-            if is_skipped(coder, row, info.told, rank, skip=self._rule.skips, codec=self._codec):
-                self._skipped.add(place)
+            count = is_skipped(coder, row, info.told, rank, skip=self._rule.skips,
+                               codec=self._codec)
+            if count is not None:
+                self._skipped[place] = count
 
     def encode(self, take: Take, coding: Coding, seed: tuple[str, int]) -> CodedRows:
         """Encode them, one behind the other."""
@@ -242,19 +248,21 @@ class Rows:
             zip(self._infos, self._coders, self._rows(), seeds, strict=True)
         ):
             if place in self._skipped:
+                self._skipped[place]()
                 payloads.append(_new(0))
                 continue
             pieces = ((0, g.size),)
             (payload,) = coder.encode(codec, g, info.nbytes, pieces, _new, (own,),
                                       feedback=self._rule.feedback, shape=info.shape)
             coding.undo.append(
-                partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,))
+                partial(coder.put_back, codec, info.nbytes, pieces, (payload,), (own,),
+                        feedback=self._rule.feedback)
             )
             payloads.append(payload)
         room = take(sum(payload.nbytes for payload in payloads))
         np.concatenate(payloads, out=room)
         coding.sent_bytes += room.nbytes
-        return CodedRows(codec, self._counts, payloads, room, frame, self._skipped)
+        return CodedRows(codec, self._counts, payloads, room, frame, self._skipped.keys())
 
     def _rows(self) -> list[Floats]:
         found, begin = [], 0

@@ -15,7 +15,7 @@ from asyncps.protocol.frames import MAX_DECODED_BYTES
 from asyncps.roles import seeding
 from asyncps.roles.coded import Payload
 from asyncps.roles.coding import Coding
-from asyncps.roles.nonfinite import is_told
+from asyncps.roles.nonfinite import Count, is_told
 from asyncps.roles.plan import KeyInfo
 from asyncps.roles.tablework import Ids, cut, row_bytes
 from asyncps.tensor import dtypes
@@ -35,12 +35,14 @@ class PushedRows(Protocol):
         info: The key.
         ids: Strictly ascending, in memory of its own.
         values: Bytes of the rows; the caller's.
+        encoded: It is to be encoded; else it goes as it is.
         coded: What each server's part is sent as, None of one without rows; once encoded.
     """
 
     info: KeyInfo
     ids: Ids
     values: memoryview
+    encoded: bool
     coded: list[Payload | memoryview | None] | None
 
 
@@ -69,23 +71,29 @@ class CodingRows:
             self._g = np.empty(pushed.ids.size * self._width, np.float32)
             self._dtype.widen(self._g, np.frombuffer(pushed.values, np.uint16))
         self._gathered: Gathered | None = None
-        self._skipped = False
+        self._bad = False
+        self._skipped: Count | None = None
 
     def check(self, rank: int) -> None:
-        """Refuse a NaN or an infinity, or take note that it is to be skipped."""
+        """Refuse a NaN or an infinity, or take note that it is to be skipped.
+
+        What goes as the key stores it, since its compression has ended, may be anything.
+        """
         rests = None
         if self._rule.feedback:
             self._gathered = self._coder.gather(self._pushed.ids)
             rests = self._gathered.rests
         bad, at = self._coder.count_nonfinite_rows(self._g, rests)
-        self._skipped = bool(bad) and is_told(
-            self._coder, self._g, rests, bad, at, self._pushed.info.told, rank,
-            skip=self._rule.skips)
+        self._bad = bool(bad)
+        if self._bad and not self._rule.ends:
+            self._skipped = is_told(self._coder, self._g, rests, bad, at, self._pushed.info.told,
+                                    rank, skip=self._rule.skips)
 
     def encode(self, take: Take, coding: Coding) -> None:
         """Encode it: what is sent are the `coded` of what is pushed."""
         pushed, info, coder = self._pushed, self._pushed.info, self._coder
-        if self._skipped:  # all servers must hear of it, those of other rows too
+        if self._skipped is not None:  # all servers must hear of it, those of other rows too
+            self._skipped()
             pushed.ids = pushed.ids[:0]
             pushed.coded = [Payload(Skip().head(0, 0), memoryview(b"")) for _ in info.pieces]
             return
@@ -104,6 +112,8 @@ class CodingRows:
         coding.undo.append(partial(
             coder.put_rows_back, codec, pushed.ids, nbytes, pieces, payloads, seeds,
             feedback=self._rule.feedback))
+        if self._bad:
+            coder.drop_nonfinite(pushed.ids)  # what a NaN leaves is one
         coding.sent_bytes += sum(payload.nbytes for payload in payloads)
         found = iter(zip(pieces, heads, payloads, strict=True))
         for place, (_, begin, end) in enumerate(parts):

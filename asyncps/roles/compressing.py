@@ -72,7 +72,9 @@ class Compression:
         if default and (self._of_all is None or self._of_all.words != words):
             self._rules = [rule, *[each for each in self._rules if each.keys is not None]]
         elif not default:
-            self._rules = [*[each for each in self._rules if each.keys != keys], rule]
+            # One of all keys is the last that names any: those before it count for nobody.
+            others = [] if keys is None else [each for each in self._rules if each.keys != keys]
+            self._rules = [*others, rule]
             self._fresh.append(rule)
         self._by_key = {}  # behind the rules, and another: callers' threads fill it
 
@@ -103,7 +105,8 @@ class Compression:
         fresh, self._fresh = self._fresh, []
         for rule in fresh if self._rank == 0 else ():
             if rule in self._rules:
-                rule.warn_of_nobody([info.told for info in infos.values()])
+                # The loop may add keys meanwhile.
+                rule.warn_of_nobody([info.told for info in list(infos.values())])
 
     @property
     def has_fresh(self) -> bool:
@@ -122,7 +125,7 @@ class Compression:
     def rule_of(self, info: KeyInfo) -> tuple[Rule | None, str]:
         """Return the rule by which a key is encoded; or None, and why it goes dense."""
         rule = self._rule(info.told)
-        if rule is None or (rule.ends and not self._keeps_rows(info)):
+        if rule is None or (rule.ends and not info.is_table):  # of rows each call asks `encodes`
             return None, "no compression is set for it"
         dtype = dtypes.by_name(info.spec.dtype)
         if dtype.sum != np.float32:
@@ -147,8 +150,16 @@ class Compression:
             found[key] = next((rule for rule in reversed(self._rules) if rule.names(key)), None)
         return found[key]
 
-    def _keeps_rows(self, info: KeyInfo) -> bool:
-        """Tell whether something is left of a row-sparse key's rows, which takes many pushes."""
+    def encodes(self, info: KeyInfo, rule: Rule | None) -> bool:
+        """Tell whether a push of a row-sparse key is encoded now, by a rule that `rule_of` found.
+
+        When its compression has ended it is as long as something is left of its rows, which takes
+        many pushes; and something may come back at any time.
+        """
+        return rule is not None and (not rule.ends or self.keeps_rows(info))
+
+    def keeps_rows(self, info: KeyInfo) -> bool:
+        """Tell whether something is left of a row-sparse key's rows."""
         coder = self._coders.get(info.key)
         return isinstance(coder, RowCoder) and len(coder.rests) > 0
 
@@ -163,6 +174,11 @@ class Compression:
         if rule is None or not rule.ends or coder is None or info.is_table:
             return None
         return None if coder.residual is None else Last(info, coder)
+
+    def sends(self, info: KeyInfo) -> bool:
+        """Tell whether what is kept of a key goes with its next pushes, all of it or some."""
+        rule = self._rule(info.told)
+        return (rule is not None and rule.ends) or self.rule_of(info)[0] is not None
 
     def ends_some(self, plan: Plan) -> bool:
         """Tell whether a push of these keys takes along what one has kept."""
@@ -263,7 +279,8 @@ class Compression:
         ]
         sparse = [
             CodingRows(each, rule, self._row_coder(each.info, rule), self._seed)
-            for each, rule in zip(tables, plan.table_rules, strict=True) if rule is not None
+            for each, rule in zip(tables, plan.table_rules, strict=True)
+            if rule is not None and each.encoded
         ]
         for _, one in jobs:
             one.check(self._rank)
@@ -313,7 +330,7 @@ class Checked:
         try:
             for place, one in self._jobs:
                 self._large[place] = (
-                    one.skip() if one.skipped
+                    one.skip() if one.skipped is not None
                     else one.later(take, coding) if lent and one.may_wait
                     else one.encode(take, coding)
                 )

@@ -31,7 +31,9 @@ def gains(
         rule, why = compression.rule_of(info)
         coder = compression.coder_of(info.key)
         if rule is not None and rule.ends:
-            rule, why = None, "its compression has ended; what rows keep goes with their next push"
+            rule, why = None, "no compression is set for it"
+            if compression.keeps_rows(info):
+                why = "its compression has ended; what rows keep goes with their next push"
         told: dict[str, Any] = {"codec": "dense" if rule is None else rule.codec.name}
         if rule is None:
             told["why"] = why

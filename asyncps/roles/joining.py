@@ -26,6 +26,7 @@ from asyncps.transport.link import Link
 
 if TYPE_CHECKING:
     from asyncps.roles.client import Client
+    from asyncps.roles.operation import Operation
     from asyncps.roles.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -63,11 +64,17 @@ def joined_error(verb: str) -> ClusterError:
     return ClusterError(f"{verb} of a worker that has joined: it counts again when all have")
 
 
-def takes(client: Client, verb: str) -> bool:
-    """Tell whether `Client.send` would take a verb now, for whoever has rows to send before it."""
-    if client.closed or (client.still and (verb != "pull" or client.still.startswith("load"))):
+def stands_still(client: Client, op: Operation) -> bool:
+    """Tell whether a store is saved or loaded, and does not wait for this call to begin."""
+    still = client.still
+    return bool(still) and not op.whole and (op.verb != "pull" or still.startswith("load"))
+
+
+def takes(client: Client, op: Operation) -> bool:
+    """Tell whether `Client.send` would take a call now, for whoever has rows to send before it."""
+    if client.closed or stands_still(client, op):
         return False
-    return verb == "pull" or client.joining is None
+    return op.verb == "pull" or client.joining is None
 
 
 async def learn(client: Client, placements: Sequence[Placement], ask: Ask) -> None:

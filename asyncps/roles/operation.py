@@ -39,12 +39,14 @@ class Operation:
         requests: Its requests that may still be unanswered, with their links.
         counted: A push of it has its clock, and so will count.
         lent: The payloads are the caller's memory until the end.
+        whole: It is one of several calls that all begin, or none: whoever saves or loads waits
+            until they have.
         since: When it began, loop time.
     """
 
     __slots__ = (
         "_callbacks", "_lock", "_remaining", "counted", "ended", "error", "finishing", "lent",
-        "observed", "requests", "since", "verb",
+        "observed", "requests", "since", "verb", "whole",
     )
 
     def __init__(self, verb: str, *, lent: bool) -> None:
@@ -52,6 +54,7 @@ class Operation:
         self.error: AsyncPSError | None = None
         self.requests: list[tuple[Link, Request]] = []
         self.lent = lent
+        self.whole = False
         self.since = 0.0
         self.finishing: list[Callable[[], None]] = []
         self._remaining = 1  # held by whoever still adds requests

@@ -159,7 +159,7 @@ class Plan:
         coded: Some of them are encoded when they are pushed.
         rules: By which each of the large keys is; empty when none is.
         table_rules: By which each of the row-sparse ones is.
-        dense: Those that are pushed as they are, where something is compressed.
+        dense: Those that are pushed as they are, or may be, where something is compressed.
     """
 
     __slots__ = (
@@ -183,7 +183,7 @@ class Plan:
         self.dense: list[KeyInfo] = []
         for index, info in enumerate(infos):
             rule = None if compression is None else compression.rule_of(info)[0]
-            if rule is None and compression is not None:
+            if compression is not None and (rule is None or rule.ends):
                 self.dense.append(info)
             if info.is_table:
                 self.table_rules.append(rule)

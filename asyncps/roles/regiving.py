@@ -252,8 +252,8 @@ def install(
             threads_of(worker.config.kernel_threads))
     compression.rates.use(client.optimizer, client.hyper)
     compression.coders.take(found, {key: compression.rates.of(key) for key in found})
-    idle = [key for key, kept in found.items() if kept.residual is not None
-            and key in client.keys and compression.rule_of(client.keys[key])[0] is None]
+    idle = [client.keys[key].told for key, kept in found.items() if kept.residual is not None
+            and key in client.keys and not compression.sends(client.keys[key])]
     if idle:
         log.warning(
             "worker %d has what it had not sent of %d compressed keys, such as %r, from a "

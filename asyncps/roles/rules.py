@@ -35,7 +35,12 @@ def check_store(config: StoreConfig, words: Words) -> None:
 
 
 def differing(words: Words, others: Words) -> str:
-    """Return of these words the type, and what others have not or have otherwise."""
+    """Return of these words the type, and what others have not or have otherwise.
+
+    The type "none" says all: nobody has said the others.
+    """
+    if words["type"] == codecs.NONE:
+        return f"type={codecs.NONE!r}"
     return ", ".join(f"{name}={value!r}" for name, value in words.items()
                      if name == "type" or others.get(name, name) != value)
 

@@ -213,7 +213,7 @@ class Worker:
     ) -> None:
         """Encode pushes of some keys from now on; every worker says the same."""
         check_store(client.config, words)
-        message = messages.SetCompression(client.number, keys, words)
+        message = messages.SetCompression(client.number, keys, words, default)
         await self.questions.ask(message, "to set the compression")
         compression = client.compression or Compression(
             self.node.rank, self.node.num_workers, self.config.job, client.number,

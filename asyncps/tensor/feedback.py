@@ -241,25 +241,37 @@ class KeyCoder:
 
     def put_back(
         self, codec: Codec, nbytes: int, pieces: Pieces, payloads: Sequence[Bytes],
-        seeds: Sequence[int],
+        seeds: Sequence[int], *, feedback: bool = True,
     ) -> None:
-        """Take note that these will not be sent: what they stand for is kept, for the next."""
+        """Take note that these will not be sent: what they stand for is kept, for the next.
+
+        Args:
+            codec, nbytes, pieces, payloads, seeds: As they were encoded.
+            feedback: As `encode` had it; without it nothing is kept. That nothing is kept now says
+                nothing: what was may have been taken out meanwhile.
+        """
         with self._lock:
             self.before_bytes -= nbytes
             self.sent_bytes -= sum(payload.nbytes for payload in payloads)
             if isinstance(codec, Stateful) and self.codec == codec.name:
                 self.pushes -= 1
-            if self.residual is None:
+            if not feedback:
                 return
+            if self.residual is None:
+                self.residual = np.zeros(self.size, np.float32)
             self._bound = math.inf
             for (begin, stop), payload, seed in zip(pieces, payloads, seeds, strict=True):
                 codec.add(self.residual[begin:stop], payload, seed)
 
     def take_out(self) -> Floats | None:
-        """Return what was not sent, None for nothing; nothing is kept any more."""
+        """Return what was not sent, None for nothing; nothing is kept any more.
+
+        Pushes are counted on: all workers draw places from their number, and not all have kept
+        something. A codec that keeps something beside counts from the start, since that is gone.
+        """
         with self._lock:
             kept, self.residual, self.extra = self.residual, None, None
-            self.codec, self.pushes, self._bound = "", 0, 0.0
+            self.codec, self._bound = "", 0.0
             return kept
 
     def put_in(self, kept: Floats) -> None:

@@ -136,6 +136,14 @@ class RowCoder(KeyCoder):
             self._count(began, nbytes, sum(payload.nbytes for payload in payloads))
             return payloads
 
+    def drop_nonfinite(self, ids: Ids) -> None:
+        """Forget what is left of some rows where it is no finite number."""
+        with self._lock:
+            self._moment += 1
+            rests = self.rests.gather(ids)
+            rests[~np.isfinite(rests)] = 0
+            self.rests.put(ids, rests)
+
     def put_rows_back(
         self, codec: Codec, ids: Ids, nbytes: int, pieces: Pieces, payloads: Sequence[Bytes],
         seeds: Sequence[int], *, feedback: bool,

@@ -161,6 +161,30 @@ def test_what_is_loaded_of_a_key_that_has_ended_goes_too(tmp_path: Path) -> None
     on_cluster(work)
 
 
+def test_nobody_is_warned_of_what_is_loaded_and_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(store: KVStore) -> None:
+        ready(store, 5)
+        store.save(tmp_path / "c")
+        store.set_gradient_compression(NONE)
+        store.load(tmp_path / "c")
+        assert "had not sent" not in caplog.text
+
+    on_cluster(work, workers=1)
+
+
+def test_other_words_than_none_are_told_by_the_type_alone() -> None:
+    def train(store: KVStore) -> None:
+        store.set_gradient_compression(NONE)
+        params = {"w": Param(np.zeros(5, "f4"), np.zeros(5, "f4"))}
+        with pytest.raises(ConfigError, match=r"expected type='none'; or set_gradient.*"
+                           r"got type='2bit', "):
+            asyncps.Trainer(params, "sgd", kvstore=store, compression_params=TWO)
+
+    on_cluster(train, workers=1)
+
+
 def test_pulls_come_as_they_are_again() -> None:
     def work(store: KVStore) -> None:
         third = np.full(50_000, 1 / 3, "f4")
@@ -196,5 +220,24 @@ def test_it_has_no_options_and_one_spelling(words: Any) -> None:
     def work(store: KVStore) -> None:
         with pytest.raises(ConfigError, match=r"expected (type|f16, .*, none)"):
             store.set_gradient_compression(words)
+
+    on_cluster(work, workers=1)
+
+
+@pytest.mark.parametrize("words", [
+    {"type": "2bit", "lr_scaled": True}, {"type": "dgc", "ratio": 0.5, "momentum": 0.5}
+], ids=["lr_scaled", "momentum"])  # fmt: skip
+@pytest.mark.parametrize("after", [NONE, {"type": "f16"}], ids=["none", "f16"])
+def test_rules_that_count_for_nobody_forbid_nothing(words: Any, after: Any) -> None:
+    """A schedule of the learning rate, and a momentum, are what such words do not go with."""
+    schedule = asyncps.optim.lr.step(10, 0.5, base_lr=0.1)
+
+    def work(store: KVStore) -> None:
+        store.init("w", np.zeros(20_000, "f4"))
+        store.set_gradient_compression(words, keys="w*")
+        with pytest.raises(ConfigError):
+            store.set_optimizer("sgd", learning_rate=schedule, momentum=0.9)
+        store.set_gradient_compression(after)
+        store.set_optimizer("sgd", learning_rate=schedule, momentum=0.9)
 
     on_cluster(work, workers=1)

@@ -10,6 +10,8 @@ import pytest
 
 from asyncps.errors import ConfigError
 from asyncps.kvstore import KVStore
+from asyncps.roles.compressing import Compression
+from asyncps.tensor.codecs import checked
 from tests.support.cluster import on_cluster
 
 SIZE = 20_000
@@ -68,3 +70,25 @@ def test_words_for_somebody_or_all_or_taken_back_are_not_told(
     caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not warnings_of(caplog, None, "layer.*", ["layer.0.w", 5], 5)
+
+
+class _Info:
+    """A key; while it is looked at the loop makes another."""
+
+    def __init__(self, told: str, there: dict[str, _Info]) -> None:
+        self._told = told
+        self._there = there
+
+    @property
+    def told(self) -> str:
+        self._there[f"more {len(self._there)}"] = self
+        return self._told
+
+
+def test_keys_may_be_made_while_they_are_looked_through(caplog: pytest.LogCaptureFixture) -> None:
+    there: dict[str, _Info] = {}
+    there.update({key: _Info(key, there) for key in ("a", "b")})
+    compression = Compression(0, 1, "job", 0)
+    compression.add("c*", checked({"type": "f16"}))
+    compression.look(there)  # type: ignore[arg-type]
+    assert "set for keys that this store does not have: 'c*'" in caplog.text

@@ -26,6 +26,8 @@ GOLDEN = [
     (m.Members([m.Member("server", 0, 5, "10.0.0.1", 9092, "n", 1, "m7")]),
      "92 03 91 98 a6736572766572 00 05 a831302e302e302e31 cd2384 a16e 01 a26d37"),
     (m.Barrier(1), "92 1e 01"),
+    (m.SetCompression(1, "w*", {"type": "f16"}, True),
+     "95 22 01 a2772a 81 a474797065 a3663136 c3"),
     (m.Done(), "91 28"),
     (m.ErrorInfo(61, "shape", key="w", rank=2, host="h", expected="(3,)", got="(4,)"),
      "98 29 3d a57368617065 a177 02 a168 a428332c29 a428342c29"),

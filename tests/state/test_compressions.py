@@ -38,6 +38,8 @@ def test_all_are_answered_when_all_have_said_the_same() -> None:
      "compressions: workers 0, 1 said type='2bit'; worker 2 said type='1bit'"),
     (SetCompression(1, ["w", 5], {"type": "2bit", "threshold": 0.5}),
      "compressions: workers 0, 1 said keys=None; worker 2 said keys=['w', 5]"),
+    (SetCompression(1, None, {"type": "2bit", "threshold": 0.5}, True),
+     "compressions: workers 0, 1 said default=False; worker 2 said default=True"),
 ])  # fmt: skip
 def test_different_words_are_a_disagreement_for_all(other: SetCompression, text: str) -> None:
     stores = with_store()

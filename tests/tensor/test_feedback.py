@@ -39,3 +39,25 @@ def test_a_codec_that_saves_nothing_has_not_paid() -> None:
     coder.encode(codec, np.ones(1, "f4"), 4, [(0, 1)], lambda n: np.empty(n, "u1"), [0])
     assert coder.sent_bytes == 8
     assert coder.paid(1.0) is False
+
+
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_pushes_are_counted_on_when_what_was_kept_is_taken_out(has_residual: bool) -> None:
+    """Workers that had kept nothing take nothing out, and all must draw the same places."""
+    coder = KeyCoder(3)
+    assert coder.next_push() == 1
+    if has_residual:
+        coder.residual = np.ones(3, "f4")
+    assert (coder.take_out() is not None) is has_residual
+    assert coder.next_push() == 2
+
+
+def test_a_codec_with_memory_begins_anew_when_what_was_kept_was_taken_out() -> None:
+    coder = KeyCoder(8)
+    codec = codecs.made(codecs.checked({"type": "dgc", "ratio": 0.5, "momentum": 0.5}))
+    for _ in range(2):
+        for push in (1, 2):
+            coder.encode(codec, np.ones(8, "f4"), 32, [(0, 8)], lambda n: np.empty(n, "u1"), [0],
+                         shape=(8,))
+            assert coder.pushes == push
+        coder.take_out()

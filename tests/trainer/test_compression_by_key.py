@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import asyncps
-from asyncps.errors import ConfigError, TensorError
+from asyncps.errors import ConfigError, Disagreement, TensorError
 from asyncps.kvstore import KVStore
 from tests.support.cluster import on_cluster
 from tests.trainer.params import Param
@@ -157,3 +157,15 @@ def test_what_save_states_does_not_write_is_told(
         on_cluster(train, workers=1)
     assert ("save_states does not write what compression has not sent yet, nor a momentum of dgc's:"
             " of 1 keys, such as 'w'") in caplog.text
+
+
+def test_a_trainer_s_words_at_one_worker_and_a_verb_s_at_another_disagree() -> None:
+    """Rules by key go before the former, and the latter before rules by key."""
+
+    def train(store: KVStore) -> None:
+        store.set_gradient_compression({"type": "topk"}, keys="emb*")
+        words = {"type": "f16"}
+        with pytest.raises(Disagreement, match=r"said default=True.*said default=False"):
+            (store._compress_others if store.rank == 0 else store.set_gradient_compression)(words)
+
+    on_cluster(train)

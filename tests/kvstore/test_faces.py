@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import asyncps
-from asyncps.errors import ClosedError, ConfigError, DeadlineExceeded, UnknownKey
+from asyncps.errors import ClosedError, ConfigError, DeadlineExceeded, UnknownKey, WorkerLost
 from asyncps.kvstore import KVStore
 from tests.support.cluster import on_cluster
 
@@ -242,10 +242,14 @@ def test_push_beyond_the_send_budget_waits_and_goes_on() -> None:
     on_cluster(work, settings={"send_budget_bytes": 500_000})
 
 
-def test_worker_that_fails_is_told_in_rank_order() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_worker_that_failed_first_is_the_one_told(first: int) -> None:
     def work(store: KVStore) -> None:
         store.barrier()
+        if store.rank != first:
+            with pytest.raises(WorkerLost):
+                store.barrier()  # ends when the other has failed
         raise ValueError(f"rank {store.rank}")
 
-    with pytest.raises(ValueError, match="rank 0"):
+    with pytest.raises(ValueError, match=f"rank {first}"):
         on_cluster(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_job_of_hydra_is_known_by_its_proxy(processes: ProcessGroup, tmp_path:
     for _ in range(2):
         proxy = processes.start(str(script), env=env)
         assert proxy.wait(30.0) == 0, proxy.output
-        first, second = proxy.output.splitlines()
+        first, second = re.findall(r"^job .*", proxy.output, re.MULTILINE)
         assert first == second  # a shell between the two changes nothing
         assert first.startswith(f"job hydra-{proxy.pid}-")
         jobs.append(first)

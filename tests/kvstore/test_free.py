@@ -122,7 +122,9 @@ def test_k15_nobody_is_more_than_s_clocks_ahead_and_everybody_may_be(
                 lead = clock - began[0]
                 furthest.append(lead)
                 assert lead <= staleness
-                assert got[0] == got[-1] >= clock
+                # Two servers hold the ends of a large key, and each adds what has come to it.
+                assert min(got[0], got[-1]) >= clock
+                assert staleness or got[0] == got[-1]
                 with reached:
                     clock_of[store.rank] = clock
                     reached.notify_all()

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from asyncps.allended import wait_for_all
 from asyncps.allreducecalls import Calling, CallsHandle
 from asyncps.collectivecall import CollectiveHandle
 from asyncps.core import is_capable
@@ -287,14 +288,7 @@ class AllReduceStore(WithoutServers):
         with self._calling.lock:
             self._closed = True
             handles, self._open = self._open, set()
-        failed: list[Exception] = []
-        for handle in handles:
-            try:
-                handle.wait()
-            except Exception as error:  # noqa: BLE001 - raised when all have ended
-                failed.append(error)
-        if failed:
-            raise failed.pop(0)
+        wait_for_all(handles)
 
     def _abandon(self) -> None:
         self._closed = True

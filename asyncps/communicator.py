@@ -70,8 +70,7 @@ class Communicator(SparseVerbs, ObjectVerbs, Forming):
     @property
     def local_rank(self) -> int:
         """This rank's number among those of its machine: as the launcher says, else by rank."""
-        told = self._worker.config.local_rank
-        return place_on_machine(self._worker.node.members, self.rank)[0] if told is None else told
+        return self._worker.node.local_rank
 
     @property
     def local_size(self) -> int:

@@ -22,7 +22,6 @@ from asyncps.errors import (
 from asyncps.following import Followers
 from asyncps.roles.client import Client
 from asyncps.roles.gains import gains
-from asyncps.roles.machine import place_on_machine
 from asyncps.roles.operation import Operation
 from asyncps.roles.plan import Plan, bound_of
 from asyncps.roles.shortcut import Attempt, Shortcut
@@ -75,9 +74,7 @@ class Core(RowCalls):
     @property
     def local_rank(self) -> int:
         """This worker's number on its machine: as the launcher says, else by rank there."""
-        if self.worker.config.local_rank is not None:
-            return self.worker.config.local_rank
-        return place_on_machine(self.worker.node.members, self.rank)[0]
+        return self.worker.node.local_rank
 
     def check_open(self) -> None:
         """Refuse to work on a closed store.

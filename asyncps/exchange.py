@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncps.allended import wait_for_all
 from asyncps.parameters import Parameter
 from asyncps.values import Key
 from asyncps.wholecalls import Pull, Send
@@ -81,10 +82,10 @@ def exchange(store: Any, travels: Sequence[Travel], hyper: Mapping[str, Any]) ->
             handles.extend(each.parameter.exchange_rows(store, each.priority) for each in sparse)
     except BaseException:
         with contextlib.suppress(Exception):
-            _wait_for_all(handles)
+            wait_for_all(handles)
         raise
     if not lone or sparse:
-        _wait_for_all(handles)
+        wait_for_all(handles)
     for each in travels:
         each.put()
 
@@ -179,15 +180,3 @@ def _share_weights(store: Any, parameters: Sequence[Parameter]) -> None:
                         [each.weights() for each in parameters])
     for parameter in parameters:
         parameter.put_weights()
-
-
-def _wait_for_all(handles: list[Any]) -> None:
-    """Wait for all, though one fails: until then arrays are being written."""
-    failed: list[Exception] = []
-    for handle in handles:
-        try:
-            handle.wait()
-        except Exception as error:  # noqa: BLE001 - it is raised when all have ended
-            failed.append(error)
-    if failed:
-        raise failed.pop(0)

@@ -8,14 +8,17 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.util import Finalize
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from asyncps.config import Config, in_cluster
+from asyncps.config import Config, environment, in_cluster
 from asyncps.embedded import Scope, embed, real_network
 from asyncps.roles.report import ending_of, ends_by_exception
 from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.worker import Worker
 from asyncps.ticket import JobTicket, settings_of
+
+# By which mpirun tells a process its rank. (Slurm's own are there in a batch script too.)
+_MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 class Forming:
@@ -26,6 +29,9 @@ class Forming:
         runtime: The loop that it lives on.
         release: Leaves, and ends the loop.
     """
+
+    if TYPE_CHECKING:  # the communicator's
+        def close(self) -> None: ...
 
     def __init__(self, worker: Worker, runtime: Runtime, release: Callable[[], None]) -> None:
         self._worker = worker
@@ -81,6 +87,22 @@ class Forming:
         return cls._open(settings_from_mpi(**settings))
 
     @classmethod
+    def from_launch(cls, **settings: Any) -> Self:
+        """Join the group in which this process was started: a launcher's of ours, else mpirun's;
+        alone without one.
+
+        Args:
+            settings: Of `asyncps.config.Config`, by name.
+
+        Raises:
+            As `from_env` and `from_mpi`.
+        """
+        env = environment()
+        if not in_cluster(env) and any(env.get(name) for name in _MPI_RANKS):
+            return cls.from_mpi(**settings)
+        return cls.from_env(**settings)
+
+    @classmethod
     def _open(cls, settings: Config, clustered: bool = True) -> Self:
         runtime = Runtime(loop_factory(settings))
         scope = Scope(runtime.spawn)
@@ -124,10 +146,6 @@ class Forming:
             raise
         forget = _when_the_process_ends(at_exit)
         return opened
-
-    def close(self) -> None:
-        """Leave the group."""
-        raise NotImplementedError  # of a communicator
 
 
 def _nothing() -> None:

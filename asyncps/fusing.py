@@ -105,8 +105,7 @@ class Fusing:
             ):
                 self._flush()
             if not fits or parts:
-                small = fits and self.ahead.bytes + size <= self._most_ahead_bytes
-                self._make(kind, [handle], splits, parts, small=small)
+                self._make(kind, [handle], size, splits, parts, fits=fits)
                 return
             self._kind = kind
             if not self._pending:
@@ -136,18 +135,19 @@ class Fusing:
         handles, self._pending = self._pending, []
         size, self._pending_bytes = self._pending_bytes, 0
         if handles:
-            small = self.ahead.bytes + size <= self._most_ahead_bytes
-            self._make(self._kind, handles, [], small=small)
+            self._make(self._kind, handles, size)
 
     def _make(
-        self, kind: Kind, handles: list[CollectiveHandle], splits: list[int],
-        parts: Sequence[tuple[int, ...]] = (), *, small: bool,
+        self, kind: Kind, handles: list[CollectiveHandle], nbytes: int,
+        splits: Sequence[int] = (), parts: Sequence[tuple[int, ...]] = (), *, fits: bool = True,
     ) -> None:
+        """Make calls; their arrays, of `nbytes`, travel at once if they fit and may."""
         verb, op, dtype, root, factor = kind
         arrays = [handle.array for handle in handles]
         shapes = [array.shape for array in arrays]
         group = Group(int(verb), int(op), dtype, root, factor, [each.name for each in handles],
-                      shapes, splits, list(parts))
+                      shapes, list(splits), list(parts))
+        small = fits and self.ahead.bytes + nbytes <= self._most_ahead_bytes
         payload = None
         if small and (verb != Verb.BROADCAST or root == self.rank):
             payload = _gathered(arrays, shapes, self._collecting.room)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncps.allended import wait_for_all
 from asyncps.collectivecall import CollectiveHandle
 from asyncps.errors import DtypeMismatch, TensorError
 from asyncps.fusing import Fusing, Kind
@@ -129,14 +130,7 @@ class GroupedVerbs:
         """
         begun, self._begun = self._begun, []
         self._fusing.flush()
-        failed: list[Exception] = []
-        for handle in begun:
-            try:
-                handle.wait()
-            except Exception as error:  # noqa: BLE001 - it is raised when all have ended
-                failed.append(error)
-        if failed:
-            raise failed[0]
+        wait_for_all(begun)
 
     # ---- inside ----
 

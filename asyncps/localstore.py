@@ -307,11 +307,7 @@ class LocalStore(LocalCheckpointVerbs, LocalRowVerbs, LocalCompressionVerbs):
             value.state.pop(updates.MASTER, None)
             return
         name, hyper, dtype = self._optimizer.name, self._hyper, value.dtype
-        stored = gradient.reshape(-1).view(dtype.bits)
-        total = stored.copy()
-        if dtype.widen is not None:
-            total = np.empty(stored.size, dtype.sum)
-            dtype.widen(total, stored)
+        total = dtype.widened(gradient.reshape(-1))
         weights = value.array.reshape(-1).view(dtype.bits)
         updates.run(
             name, dtype, weights, weights, total, value.state, hyper, value.updates + 1,

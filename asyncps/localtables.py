@@ -74,12 +74,8 @@ class LocalTable:
         """Apply one round of one worker."""
         dtype = self.table.dtype
         sums = rows.values.reshape(-1).view(dtype.bits)
-        if dtype.widen is not None:
-            wide = np.empty(sums.size, dtype.sum)
-            dtype.widen(wide, sums)
-            sums = wide
-        elif optimizer is not None:
-            sums = sums.copy()  # a step uses its gradient up
+        if dtype.widen is not None or optimizer is not None:  # a step uses its gradient up
+            sums = dtype.widened(sums)
         if optimizer is None:
             self.table.apply(rows.rows, sums, None)
             return

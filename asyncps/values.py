@@ -191,11 +191,7 @@ def merged(value: object, key: Key) -> Array:
         return first
     dtype = dtypes.by_name(dtypes.name_of(first.dtype))
     flat = [array.reshape(-1).view(dtype.bits) for array in arrays]
-    if dtype.widen is None or dtype.narrow is None:
-        total = flat[0].copy()
-    else:
-        total = np.empty(first.size, dtype.sum)
-        dtype.widen(total, flat[0])
+    total = dtype.widened(flat[0])
     for array in flat[1:]:
         dtype.add(total, array)
     if dtype.narrow is not None:

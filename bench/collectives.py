@@ -24,7 +24,7 @@ from compare import records
 
 sys.path.insert(0, str(harness.PEERS))
 import procs
-from run import MPI_MCA, MPIRUN, machine_lock
+from run import machine_lock, mpirun
 
 GROUPS = ["4K", "64K", "1M", "many1000", "16M", "resnet18", "100M"]
 WORLDS = (2, 4)
@@ -50,10 +50,8 @@ def commands(system: str, world: int, case: str) -> tuple[list[str], dict[str, s
         return [sys.executable, str(peers / "launch.py"), "-s", "0", "-w", str(world),
                 "torch_gloo.py", case], {}
     kind = system.removeprefix("mpi-")
-    pairs = MPI_MCA[kind]
-    mca = [x for i in range(0, len(pairs), 2) for x in ("--mca", *pairs[i : i + 2])]
-    return [*MPIRUN, *mca, "-np", str(world), procs.peer_python("mpi"),
-            str(peers / "mpi_allreduce.py"), kind, case], {}
+    script = str(peers / "mpi_allreduce.py")
+    return [*mpirun(kind, world), procs.peer_python("mpi"), script, kind, case], {}
 
 
 def why_not(system: str) -> str:

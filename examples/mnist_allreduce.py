@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,28 +22,16 @@ os.environ.setdefault("OMP_NUM_THREADS", str((os.cpu_count() or 1) // int(
 ) or 1))
 
 import numpy as np
-from cnn import Network, singa_cnn, softmax_cross_entropy
+from cnn import Network, singa_cnn
 from datasets import Dataset, DatasetError, load
-from report import History, Report
+from report import History
+from training import Part, parser_of, say_final
 
 from asyncps import Communicator
-from asyncps.config import in_cluster
-from asyncps.data import SplitSampler
 from asyncps.errors import ConfigError
 from asyncps.tensor.arrays import array_module
 
 MOMENTUM = 0.5
-
-# By which mpirun and mpiexec tell a process its rank.
-MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-
-
-def join() -> Communicator:
-    """Join the group that the environment names: a launcher's, else MPI's; alone without one."""
-    if not in_cluster() and any(os.environ.get(name) for name in MPI_RANKS):
-        return Communicator.from_mpi()
-    return Communicator.from_env()
-
 
 class Descent:
     """SGD with momentum of the mean gradient of all ranks.
@@ -83,17 +69,7 @@ class Descent:
 
 def train(comm: Communicator, data: Dataset, args: argparse.Namespace, xp: ModuleType) -> History:
     """One rank's job; all ranks run it, and make the same number of batches."""
-    part = SplitSampler(len(data.train_labels), comm.world_size, comm.rank)
-    size, batches = args.batch_size, len(part) // args.batch_size
-    if batches == 0:
-        raise ConfigError(
-            f"a worker's part has {len(part)} images, which is less than a batch of {size}:"
-            " fewer workers or a smaller --batch-size, please"
-        )
-    random.seed(f"{args.seed}/{comm.rank}")  # SplitSampler's order: another on every rank
-    if xp is not np:  # one GPU a worker, as far as there are enough
-        xp.cuda.Device(comm.local_rank % xp.cuda.runtime.getDeviceCount()).use()
-    images, labels = xp.asarray(data.train_images), xp.asarray(data.train_labels)
+    part = Part(data, args, xp, comm.rank, comm.world_size, comm.local_rank)
     mine = slice(comm.rank, None, comm.world_size)  # each evaluates a part
     test_images = xp.asarray(data.test_images[mine])
     test_labels = xp.asarray(data.test_labels[mine])
@@ -102,30 +78,16 @@ def train(comm: Communicator, data: Dataset, args: argparse.Namespace, xp: Modul
     network = singa_cnn(xp, args.seed + comm.rank)
     # A step is of world_size batches at once, and as much larger.
     descent = Descent(comm, network, args.lr * comm.world_size)
-    first = comm.rank == 0
-    if first:
-        print(
-            f"{data.name}: {len(labels)} images to train on, {len(data.test_labels)} to evaluate;"
-            f" {network.count_parameters()} parameters; {comm.world_size} workers,"
-            f" {batches} batches of {size} each an epoch, on {xp.__name__}",
-            flush=True,
-        )
-    with Report(comm.world_size, batches, shown=first, bar=not args.no_progress) as report:
-        for epoch in range(args.epochs):
-            report.start_epoch(epoch)
-            order = xp.asarray(list(part))
-            for batch in range(batches):
-                rows = order[batch * size : (batch + 1) * size]
-                logits = network.forward(images[rows])
-                loss, gradient = softmax_cross_entropy(xp, logits, labels[rows])
-                descent.step(gradient / size)  # of the mean loss of this rank's batch
-                correct = (logits.argmax(axis=1) == labels[rows]).sum()
-                report.add_batch(float(loss), int(correct), size)
-            report.end_training()
-            right = np.array([network.count_correct(test_images, test_labels)], np.int64)
-            comm.all_reduce(right, name="right")
-            report.end_evaluation(int(right[0]) / len(data.test_labels))
-    return report.history
+
+    def step(gradient: Any) -> None:
+        descent.step(gradient / args.batch_size)  # of the mean loss of this rank's batch
+
+    def evaluate() -> float:
+        right = np.array([network.count_correct(test_images, test_labels)], np.int64)
+        comm.all_reduce(right, name="right")
+        return int(right[0]) / len(data.test_labels)
+
+    return part.train(network, step, evaluate)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -134,39 +96,24 @@ def main(argv: list[str] | None = None) -> int:
     try:
         xp = array_module("cpu" if args.no_cuda else "auto")
         data = load(args.dataset, args.data)
-        with join() as comm:
+        with Communicator.from_launch() as comm:
             history, rank = train(comm, data, args, xp), comm.rank
     except (ConfigError, DatasetError) as error:
         print(f"mnist_allreduce.py: {error}", file=sys.stderr)
         return 2
     if rank == 0:
-        accuracy = history.evaluation_accuracy[-1]
-        print(f"Final evaluation accuracy = {accuracy:.4f}, {history.images_per_s:.0f} images/s")
+        say_final(history)
     return 0
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="SINGA's CNN on MNIST or Fashion-MNIST, trained by all-reduce.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = parser_of(
+        "SINGA's CNN on MNIST or Fashion-MNIST, trained by all-reduce.", epochs=10, lr=0.01,
+        lr_help="learning rate; times the number of workers",
     )
-    add: Any = parser.add_argument
-    add("--batch-size", type=_count, default=64, help="images a worker and step")
-    add("--epochs", type=_count, default=10, help="passes over the training images")
-    add("--lr", type=float, default=0.01, help="learning rate; times the number of workers")
-    add("--no-cuda", action="store_true", help="compute on the CPU, though there is a GPU")
-    add("--dataset", choices=("mnist", "fashion"), default="mnist", help="mnist: 5,000 images")
-    add("--data", type=Path, metavar="DIR", help="idx files to use in place of --dataset")
-    add("--seed", type=int, default=0, help="of initial weights and order")
-    add("--no-progress", action="store_true", help="no bar, even on a terminal")
+    parser.add_argument("--no-cuda", action="store_true",
+                        help="compute on the CPU, though there is a GPU")
     return parser.parse_args(argv)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}")
-    return number
 
 
 if __name__ == "__main__":

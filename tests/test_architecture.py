@@ -87,6 +87,7 @@ ROOMS = (
     Room("asyncps.exchange", 7.19, WIRE),
     Room("asyncps.localstore", 7.2, WIRE),
     Room("asyncps.kvstore", 7.2, WIRE),
+    Room("asyncps.allended", 7.0, WIRE),
     Room("asyncps.collectivecall", 7.0, WIRE),
     Room("asyncps.plainobjects", 7.0, WIRE),
     Room("asyncps.fusing", 7.1, WIRE),

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from asyncps import optim
+from asyncps.allended import run_all
 from asyncps.communicator import Communicator
 from asyncps.distopt.accumulated import Accumulated, Rest
 from asyncps.distopt.buckets import Bucket, Packer, Shelf, checked_count
@@ -17,7 +18,7 @@ from asyncps.distopt.calls import Calls
 from asyncps.distopt.optimizer import LocalOptimizer
 from asyncps.distopt.parameters import DistParameter, Parameters
 from asyncps.distopt.replicas import check_replicas
-from asyncps.distopt.sums import Means, run_all
+from asyncps.distopt.sums import Means
 from asyncps.errors import ClosedError, ConfigError, TensorError, shown
 from asyncps.tensor.dtypes import Array
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from asyncps import optim
 from asyncps.communicator import Communicator
-from asyncps.config import environment, in_cluster
 from asyncps.distopt.accumulated import Rest
 from asyncps.distopt.core import Loss
 from asyncps.distopt.local import THRESHOLD
@@ -19,10 +18,6 @@ from asyncps.distopt.verbs import TensorVerbs
 from asyncps.errors import ConfigError, shown
 
 __all__ = ["DistOpt"]
-
-
-# By which mpirun tells a process its rank. (Slurm's own are there in a batch script too.)
-_MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 class DistOpt(TensorVerbs, StateVerbs):
@@ -193,10 +188,7 @@ def _join(nccl_id: Any, ticket: Any, local_rank: Any, world_size: Any) -> Commun
         raise ConfigError("a rank or a number of workers without a ticket", got=f"local_rank"
                           f" {local_rank}, world_size {world_size}",
                           expected="a ticket; without one the environment says both")
-    env = environment()
-    if not in_cluster(env) and any(env.get(name) for name in _MPI_RANKS):
-        return Communicator.from_mpi()
-    return Communicator.from_env()
+    return Communicator.from_launch()
 
 
 def _bound(value: Any) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from asyncps.allended import run_all
 from asyncps.distopt.buckets import Groups, checked_count, weight
 from asyncps.distopt.core import DistCore, Loss
 from asyncps.distopt.outer import Outer
 from asyncps.distopt.parameters import DistParameter
-from asyncps.distopt.sums import Packed, run_all
+from asyncps.distopt.sums import Packed
 from asyncps.tensor.dtypes import Array
 
 __all__ = ["THRESHOLD", "LocalVerbs"]

@@ -91,12 +91,7 @@ class DistParameter:
 
     def wide(self, flat: Array) -> Array:
         """Return a copy of values of this dtype as floats that can be computed with."""
-        wide: Array = np.empty(flat.size, self.dtype.sum)
-        if self.dtype.widen is None:
-            np.copyto(wide, flat)
-        else:
-            self.dtype.widen(wide, flat.view(self.dtype.bits))
-        return wide
+        return self.dtype.widened(flat)
 
     def take(self, kept: Kept) -> None:
         """Go on from what was kept of it.

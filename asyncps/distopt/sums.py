@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from asyncps.allended import wait_for_all
 from asyncps.distopt.buckets import Bucket, Shelf, cut
 from asyncps.distopt.calls import Calls
 from asyncps.distopt.parameters import DistParameter
-from asyncps.tensor import dtypes
 from asyncps.tensor.dtypes import Array
 from asyncps_ext import reduce
 
-__all__ = ["Halves", "Means", "Packed", "Sums", "finish_all", "run_all", "to_half"]
+__all__ = ["Halves", "Means", "Packed", "Sums", "to_half"]
 
 
 class Means(Protocol):
@@ -55,7 +55,7 @@ class Sums:
 
     def finish(self, bucket: Bucket) -> None:
         """Wait for it."""
-        finish_all(bucket.sent)
+        wait_for_all(bucket.sent)
 
     def mean(self, bucket: Bucket) -> Array:
         """Divide by the number of workers; f16 and bf16 in f32."""
@@ -96,7 +96,7 @@ class Halves:
 
     def finish(self, bucket: Bucket) -> None:
         """Wait for it."""
-        finish_all(bucket.sent[1])
+        wait_for_all(bucket.sent[1])
 
     def mean(self, bucket: Bucket) -> Array:
         """Widen what came."""
@@ -138,7 +138,7 @@ class Packed:
 
     def wait(self) -> None:
         """Wait for all; nothing of the user's has been written yet."""
-        finish_all(self._handles)
+        wait_for_all(self._handles)
         self._handles = []
 
     def finish(self) -> None:
@@ -169,38 +169,6 @@ def divided(values: Array, by: int) -> Array:
     if by != 1:
         np.divide(values, by, out=values)
     return values
-
-
-def widened(values: Array) -> Array:
-    """Return a copy of flat floats in what they are computed in."""
-    dtype = dtypes.by_name(dtypes.name_of(values.dtype))
-    wide: Array = np.empty(values.size, dtype.sum)
-    if dtype.widen is None:
-        np.copyto(wide, values)
-    else:
-        dtype.widen(wide, values.view(dtype.bits))
-    return wide
-
-
-def run_all(works: Sequence[Callable[[], Any]]) -> None:
-    """Run all, though one fails: what waits for arrays that are being written does wait.
-
-    Raises:
-        AsyncPSError: The first failure.
-    """
-    failed: list[Exception] = []
-    for work in works:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - it is raised when all have ended
-            failed.append(error)
-    if failed:
-        raise failed[0]
-
-
-def finish_all(handles: Sequence[Any]) -> None:
-    """Wait for all, as `run_all` does."""
-    run_all([handle.wait for handle in handles])
 
 
 def _all_reduce(calls: Calls, values: Array, op: str, most: int) -> list[Any]:

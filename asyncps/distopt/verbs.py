@@ -9,8 +9,9 @@ import numpy as np
 from asyncps.distopt.core import DistCore, check_tensors
 from asyncps.distopt.parameters import flat_host
 from asyncps.distopt.sparse import Choice, apart, gather, summed
-from asyncps.distopt.sums import Packed, divided, widened
+from asyncps.distopt.sums import Packed, divided
 from asyncps.errors import ShapeMismatch, TensorError
+from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import from_host, host_memory
 from asyncps.tensor.dtypes import Array
 from asyncps_ext import select
@@ -34,6 +35,10 @@ class Place:
             return
         self.flat = flat_host(tensor).copy()
         self._host = self.flat.reshape(np.shape(tensor))
+
+    def wide(self) -> Array:
+        """Return a copy of the values as floats that can be computed with."""
+        return dtypes.by_name(dtypes.name_of(self.flat.dtype)).widened(self.flat)
 
     def put(self) -> None:
         """Bring what was written into `flat` to the user's array."""
@@ -110,7 +115,7 @@ class TensorVerbs(DistCore):
         self._calls.begin()
         choice = Choice(spars, topK)
         places = self._places(check_tensors(tensors))
-        x = np.concatenate([np.empty(0, np.float32), *(widened(each.flat) for each in places)],
+        x = np.concatenate([np.empty(0, np.float32), *(each.wide() for each in places)],
                            dtype=np.float32, casting="same_kind")
         kept = None if accumulation is None else Place(accumulation)
         if kept is not None and (kept.flat.size != x.size or kept.flat.dtype != np.float32):

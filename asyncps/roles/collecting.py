@@ -257,12 +257,12 @@ class Collecting:
     def _payloads(self, made: Made, by_rank: dict[int, Calls]) -> list[Bytes]:
         """Return what each rank has sent of equal calls, in their order."""
         assert made.payload is not None
-        parts = [by_rank[rank].payload.payload for rank in sorted(by_rank)]
-        for rank, part in zip(sorted(by_rank), parts, strict=True):
+        parts = {rank: by_rank[rank].payload.payload for rank in sorted(by_rank)}
+        for rank, part in parts.items():
             if part.nbytes != made.payload.nbytes:
                 raise RemoteProtocolError("arrays of another size than their calls say", rank=rank,
                                           expected=made.payload.nbytes, got=part.nbytes)
-        return parts
+        return list(parts.values())
 
     def _single(self, ranks: Ranks, mine: One, by_rank: dict[int, One]) -> None:
         made: Made = mine.calls.payload

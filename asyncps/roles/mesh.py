@@ -25,10 +25,8 @@ from asyncps.protocol.reader import Sink
 from asyncps.roles.collecting import Collecting
 from asyncps.roles.node import Node
 from asyncps.roles.peer import Peer
-from asyncps.roles.server import refuse_open_door
 from asyncps.transport.connection import Connection
 from asyncps.transport.network import Listening
-from asyncps.transport.tcp import Address, parse_address
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.3
 
@@ -55,12 +53,7 @@ class Mesh:
 
     async def listen(self, local_host: str) -> tuple[str, int]:
         """Listen; return host and port to tell the others."""
-        node = self._node
-        advertised = node.advertised(local_host)
-        bind = parse_address(node.config.bind) if node.config.bind else Address(advertised, 0, 0)
-        if local_host:
-            refuse_open_door(bind.host, node.config.token)
-        self._listening = await node.network.listen(self._accept, bind, node.config.handshake_s)
+        advertised, self._listening = await self._node.listen(self._accept, local_host)
         return advertised, self._listening.port
 
     async def connect(self, members: Sequence[Member]) -> Collecting:

@@ -19,6 +19,7 @@ from asyncps.errors import (
     AsyncPSError,
     ClosedError,
     ClusterError,
+    ConfigError,
     RendezvousTimeout,
     SchedulerLost,
     StaleIncarnation,
@@ -36,12 +37,12 @@ from asyncps.protocol.messages import (
     Members,
     Shutdown,
 )
-from asyncps.roles.machine import machine_id
+from asyncps.roles.machine import machine_id, place_on_machine
 from asyncps.transport.connection import Connection
 from asyncps.transport.link import Link
-from asyncps.transport.network import Network
+from asyncps.transport.network import Listening, Network
 from asyncps.transport.request import control_frame, heartbeat_frame
-from asyncps.transport.tcp import interface_address, parse_address
+from asyncps.transport.tcp import Address, interface_address, is_loopback, parse_address
 
 log = logging.getLogger(__name__)
 
@@ -170,6 +171,31 @@ class Node:
         if self.config.interface:
             return interface_address(self.config.interface)
         return local_host
+
+    async def listen(
+        self, accept: Callable[[], Connection], local_host: str
+    ) -> tuple[str, Listening]:
+        """Listen; return the host to tell the others, and the place.
+
+        Args:
+            accept: Makes what takes a connection.
+            local_host: What `reach_scheduler` has returned; "" in memory.
+
+        Raises:
+            ConfigError: Anybody could come in.
+            TransportError: The address cannot be used.
+        """
+        advertised = self.advertised(local_host)
+        bind = parse_address(self.config.bind) if self.config.bind else Address(advertised, 0, 0)
+        if local_host:
+            refuse_open_door(bind.host, self.config.token)
+        return advertised, await self.network.listen(accept, bind, self.config.handshake_s)
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number on its machine: as the launcher says, else by rank there."""
+        told = self.config.local_rank
+        return place_on_machine(self.members, self.rank)[0] if told is None else told
 
     async def ask(self, message: messages.Message) -> AnyMessage:
         """Ask the scheduler; there is no deadline but the cluster's life.
@@ -348,3 +374,15 @@ class Node:
                     f"{config.frozen_server_s:g} s"
                 ))
 
+
+def refuse_open_door(host: str, token: str) -> None:
+    """Refuse to listen beyond loopback without a token.
+
+    Raises:
+        ConfigError: It says what to set.
+    """
+    if not token and not is_loopback(host):
+        raise ConfigError(
+            f"listening on {host} without a token would let anybody in",
+            expected="ASYNCPS_TOKEN, or a loopback address",
+        )

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from asyncps.protocol.collective import Op
-from asyncps.tensor import dtypes
 from asyncps.tensor.dtypes import Array, Dtype
 from asyncps.tensor.pool import Bytes
 
@@ -86,8 +85,3 @@ def _multiply(x: Array, factor: float) -> None:
             x *= x.dtype.type(factor)
         else:
             x[:] = (x * np.float64(factor)).astype(x.dtype)
-
-
-def check_op(op: int, dtype: str) -> bool:
-    """Tell whether a reduction makes sense: there is no mean of integers."""
-    return op != Op.MEAN or dtypes.by_name(dtype).is_float

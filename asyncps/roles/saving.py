@@ -254,8 +254,7 @@ def _piece(part: Unit, message: StateRange, begin: int, end: int) -> Bytes:
     if message.name == MASTER and dtype.widen is not None and wanted == dtype.sum:
         size = dtype.sum.itemsize
         first, last = begin // size, math.ceil(end / size)
-        wide = np.empty(last - first, dtype.sum)
-        dtype.widen(wide, part.current.buffer.view(dtype.bits)[first:last])
+        wide = dtype.widened(part.current.buffer.view(dtype.bits)[first:last])
         return wide.view(np.uint8)[begin - first * size : end - first * size]
     return np.zeros(end - begin, np.uint8)
 

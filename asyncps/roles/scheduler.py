@@ -12,8 +12,7 @@ from asyncps.errors import AsyncPSError, RemoteProtocolError
 from asyncps.protocol import messages
 from asyncps.protocol.frames import Header, Kind
 from asyncps.protocol.handshake import Hello
-from asyncps.roles.node import Spawn
-from asyncps.roles.server import refuse_open_door
+from asyncps.roles.node import Spawn, refuse_open_door
 from asyncps.state.groups import Groups
 from asyncps.state.scheduling import Close, Instruction, Log, SchedulerState, Send, Stop
 from asyncps.transport.connection import Connection

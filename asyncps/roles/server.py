@@ -15,7 +15,6 @@ from functools import partial
 from asyncps.config import Config
 from asyncps.errors import (
     AsyncPSError,
-    ConfigError,
     RemoteProtocolError,
     StaleIncarnation,
 )
@@ -38,7 +37,6 @@ from asyncps.transport.connection import Connection
 from asyncps.transport.network import Listening, Network
 from asyncps.transport.outbox import Outgoing
 from asyncps.transport.polling import Polling
-from asyncps.transport.tcp import Address, is_loopback, parse_address
 from asyncps_ext import wire
 
 log = logging.getLogger(__name__)
@@ -88,13 +86,7 @@ class Server:
             AsyncPSError: It names what went wrong.
         """
         local = await self.node.reach_scheduler()
-        advertised = self.node.advertised(local)
-        bind = parse_address(self.config.bind) if self.config.bind else Address(advertised, 0, 0)
-        if local:
-            refuse_open_door(bind.host, self.config.token)
-        self._listening = await self.node.network.listen(
-            self._accept, bind, self.config.handshake_s
-        )
+        advertised, self._listening = await self.node.listen(self._accept, local)
         await self.node.join(advertised, self._listening.port)
         self.host = f"server {self.node.rank} on {self.host}"
 
@@ -254,16 +246,3 @@ class Server:
         )
         frame = Outgoing(waiter.priority, [header, *parts], HEADER_SIZE + size)
         port.send(frame, copied=isinstance(waiter, RowsWaiter))
-
-
-def refuse_open_door(host: str, token: str) -> None:
-    """Refuse to listen beyond loopback without a token.
-
-    Raises:
-        ConfigError: It says what to set.
-    """
-    if not token and not is_loopback(host):
-        raise ConfigError(
-            f"listening on {host} without a token would let anybody in",
-            expected="ASYNCPS_TOKEN, or a loopback address",
-        )

@@ -46,6 +46,15 @@ class Dtype:
         """True for all but the integers."""
         return "float" in self.name
 
+    def widened(self, stored: Array) -> Array:
+        """Return a copy of flat stored values in the dtype that they are summed in."""
+        stored = stored.view(self.bits)
+        if self.widen is None:
+            return stored.copy()
+        wide: Array = np.empty(stored.size, self.sum)
+        self.widen(wide, stored)
+        return wide
+
 
 def _plain(name: str) -> Dtype:
     dtype = np.dtype(name)

@@ -98,11 +98,7 @@ class SparseSum:
         return bool(last - first == size - 1) or np.array_equal(ids, self.ids)
 
     def _wide(self, stored: Array, *, keep: bool) -> Array:
-        if self.dtype.widen is None:
-            return stored if keep else stored.copy()
-        wide: Array = np.empty(stored.size, self.dtype.sum)
-        self.dtype.widen(wide, stored)
-        return wide
+        return stored if keep and self.dtype.widen is None else self.dtype.widened(stored)
 
     def _merge(self, ids: Array, values: Array) -> None:
         room = self.ids.size + ids.size

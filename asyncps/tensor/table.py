@@ -331,9 +331,7 @@ class Table:
         slots = self._slots(ids, make=False)
         self._values.scatter(slots, stored)
         if MASTER in self._state and self.dtype.widen is not None:
-            wide = np.empty(stored.size, self.dtype.sum)
-            self.dtype.widen(wide, stored)
-            self._state[MASTER].scatter(slots, wide)
+            self._state[MASTER].scatter(slots, self.dtype.widened(stored))
 
     def _widen(self, first: int, stop: int) -> None:
         """Let the f32 weights of neighbouring slots, if there are any, be what is stored."""

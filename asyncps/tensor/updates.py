@@ -70,14 +70,12 @@ def run(
         _step(name, dtype, out, w, g, state, words, t, spans, steps)
         return
     if not master:
-        wide = np.empty(w.size, dtype.sum)
-        dtype.widen(wide, w)
+        wide = dtype.widened(w)
         _step(name, dtype, wide, wide, g, state, words, t, spans, steps)
     else:
         kept = state.pop(MASTER, None)
         if kept is None:
-            kept = np.empty(w.size, dtype.sum)
-            dtype.widen(kept, w)
+            kept = dtype.widened(w)
         wide = kept
         try:
             _step(name, dtype, wide, wide, g, state, words, t, spans, steps)

@@ -100,18 +100,22 @@ def _torch_rpc(s: int, w: int, cases: list[str], full: bool) -> Iterator[tuple]:
         yield "rpc-" + transport, command, {"TP_TRANSPORT": transport}
 
 
+def mpirun(kind: str, ranks: int) -> list[str]:
+    """Return what starts so many ranks of Open MPI, which meet over "tcp" or "shm"."""
+    pairs = MPI_MCA[kind]
+    mca = [x for i in range(0, len(pairs), 2) for x in ("--mca", *pairs[i : i + 2])]
+    return [*MPIRUN, *mca, "-np", str(ranks)]
+
+
 def _mpi(s: int, w: int, cases: list[str], full: bool) -> Iterator[tuple]:
     if s != 1:
         return
     python = procs.peer_python("mpi")
     script = [python, str(HERE / "mpi_allreduce.py")]
     for kind in ["tcp", "shm"] if full else ["tcp"]:
-        pairs = MPI_MCA[kind]
-        mca = [x for i in range(0, len(pairs), 2) for x in ("--mca", *pairs[i : i + 2])]
-        start = [*MPIRUN, *mca, "-np"]
         if w == 2:
-            yield "allreduce-" + kind, [*start, "2", *script, kind, ",".join(cases)], {}
-        yield "ps-" + kind, [*start, str(w + 1), *script, kind, ",".join(cases), "ps"], {}
+            yield "allreduce-" + kind, [*mpirun(kind, 2), *script, kind, ",".join(cases)], {}
+        yield "ps-" + kind, [*mpirun(kind, w + 1), *script, kind, ",".join(cases), "ps"], {}
 
 
 def _ray(s: int, w: int, cases: list[str], full: bool) -> Iterator[tuple]:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 from asyncps.communicator import Communicator
 from asyncps.errors import CollectiveMismatch, ConfigError, DtypeMismatch, TensorError
-from tests.support.group import Group, group
+from tests.support.group import Group
 
 SHAPES = [(3, 4), (), (0, 5), (17,), (2, 3, 5)]
 LARGE = [(700_000,), (3,), (1000, 900)]
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Group]:
-    with group(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Group]:
-    with group(3) as opened:
-        yield opened
 
 
 def parts_of(rank: int, shapes: list[tuple[int, ...]], dtype: str) -> list[np.ndarray]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,21 +15,9 @@ from asyncps.errors import (
     TensorError,
 )
 from asyncps.sparsecall import SparseCall
-from tests.support.group import Group, group
+from tests.support.group import Group
 
 SIZE = 50_000  # rows that are not small
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Group]:
-    with group(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Group]:
-    with group(3) as opened:
-        yield opened
 
 
 @pytest.fixture

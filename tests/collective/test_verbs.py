@@ -28,12 +28,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Group]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[Group]:
-    with group(3) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("columns", [1, 17, LARGE // 17])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
 def test_all_gather_of_uneven_rows(ranks: Group, columns: int, dtype: str) -> None:

@@ -159,7 +159,7 @@ class Ours:
         self.closed = 0
 
     @classmethod
-    def from_env(cls) -> Ours:
+    def from_launch(cls) -> Ours:
         return cls("env")
 
     @classmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -18,23 +17,15 @@ from datasets import Dataset
 
 import asyncps
 from tests.support.group import group
+from tests.support.stripes import dataset, write_idx
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "mnist_allreduce.py")
 
 
-def stripes(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images that are easy to learn: class c has a bright row at 2c + 4, and noise."""
-    labels = np.arange(count) % 10
-    images = rng.random((count, 28, 28, 1)).astype("f4") * 0.2
-    images[np.arange(count), 2 * labels + 4] = 1
-    return images, labels
-
-
 @pytest.fixture
 def data() -> Dataset:
-    rng = np.random.default_rng(0)
-    return Dataset("stripes", *stripes(rng, 80), *stripes(rng, 21))
+    return dataset(21)  # of which ranks evaluate parts that are not equal
 
 
 def parse(*words: str):
@@ -88,19 +79,6 @@ def test_ranks_begin_as_rank_0_and_step_by_the_mean(data):
 def test_a_part_smaller_than_a_batch_is_an_error_that_says_so(data):
     with group(2) as two, pytest.raises(asyncps.errors.ConfigError, match=r"40 images, .* of 64"):
         two.run(lambda comm: mnist_allreduce.train(comm, data, parse("--batch-size", "64"), np))
-
-
-def write_idx(directory: Path, data: Dataset) -> None:
-    """The data as the four idx files."""
-    for part, images, labels in (
-        ("train", data.train_images, data.train_labels),
-        ("t10k", data.test_images, data.test_labels),
-    ):
-        pixels = (images[..., 0] * 255).astype("u1")
-        head = struct.pack(">HBB3I", 0, 8, 3, *pixels.shape)
-        (directory / f"{part}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
-        head = struct.pack(">HBBI", 0, 8, 1, len(labels))
-        (directory / f"{part}-labels-idx1-ubyte").write_bytes(head + labels.astype("u1").tobytes())
 
 
 def run(starter: list[str], directory: Path) -> list[str]:

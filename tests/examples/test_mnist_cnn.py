@@ -8,25 +8,11 @@ from dataclasses import dataclass
 import mnist_cnn
 import numpy as np
 import pytest
+import training
 from cnn import singa_cnn
-from datasets import Dataset
 
 import asyncps.errors
 from tests.support.cluster import on_cluster
-
-
-def stripes(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images that are easy to learn: class c has a bright row at 2c + 4, and noise."""
-    labels = np.arange(count) % 10
-    images = rng.random((count, 28, 28, 1)).astype("f4") * 0.2
-    images[np.arange(count), 2 * labels + 4] = 1
-    return images, labels
-
-
-@pytest.fixture
-def data():
-    rng = np.random.default_rng(0)
-    return Dataset("stripes", *stripes(rng, 80), *stripes(rng, 20))
 
 
 def arguments(*words: str):
@@ -75,7 +61,7 @@ def test_two_workers_together_do_what_one_does_with_both_batches(data, monkeypat
             batches = np.arange(self.length).reshape(-1, self.num_parts, 16 // self.num_parts)
             return iter(batches[:, self.part_index].ravel().tolist())
 
-    monkeypatch.setattr(mnist_cnn, "SplitSampler", InOrder)
+    monkeypatch.setattr(training, "SplitSampler", InOrder)
     keys = list(singa_cnn(np, 0).parameters())
 
     def weights_of(workers):

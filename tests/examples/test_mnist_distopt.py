@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -13,26 +12,12 @@ import mnist_distopt
 import numpy as np
 import pytest
 from cnn import singa_cnn, softmax_cross_entropy
-from datasets import Dataset
 
 import asyncps
 from tests.support import threadgroup
+from tests.support.stripes import stripes, write_idx
 
 ROOT = Path(__file__).parents[2]
-
-
-def stripes(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images that are easy to learn: class c has a bright row at 2c + 4, and noise."""
-    labels = np.arange(count) % 10
-    images = rng.random((count, 28, 28, 1)).astype("f4") * 0.2
-    images[np.arange(count), 2 * labels + 4] = 1
-    return images, labels
-
-
-@pytest.fixture
-def data():
-    rng = np.random.default_rng(0)
-    return Dataset("stripes", *stripes(rng, 80), *stripes(rng, 20))
 
 
 def train(data, *words: str, workers: int = 1):
@@ -88,19 +73,6 @@ def test_gradients_come_as_backward_makes_them_and_are_those_of_backward():
 def test_a_part_smaller_than_a_batch_is_an_error_that_says_so(data):
     with pytest.raises(asyncps.errors.ConfigError, match=r"40 images, .* batch of 64"):
         train(data, "--batch-size", "64", workers=2)
-
-
-def write_idx(directory: Path, data: Dataset) -> None:
-    """The data as the four idx files."""
-    for part, images, labels in (
-        ("train", data.train_images, data.train_labels),
-        ("t10k", data.test_images, data.test_labels),
-    ):
-        pixels = (images[..., 0] * 255).astype("u1")
-        head = struct.pack(">HBB3I", 0, 8, 3, *pixels.shape)
-        (directory / f"{part}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
-        head = struct.pack(">HBBI", 0, 8, 1, len(labels))
-        (directory / f"{part}-labels-idx1-ubyte").write_bytes(head + labels.astype("u1").tobytes())
 
 
 @pytest.mark.parametrize("words", [("-w", "2"), ()], ids=["-w 2", "alone"])

@@ -7,6 +7,7 @@ has made fewer than the others; so all begin to count anew when all have joined.
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -156,3 +157,16 @@ class CallsHandle:
             for copy in self._finishing:
                 copy()
             self._finishing = ()
+
+
+_EMPTY = re.compile(r"shape \(0,(?: ([^)]*))?\) and \(0,(?: ([^)]*))?\)")
+
+
+def without_empty(message: str) -> str:
+    """Write shapes that differ without the dimension that says that no element travels."""
+    return re.sub(_EMPTY, _shapes, message)
+
+
+def _shapes(found: re.Match[str]) -> str:
+    one, other = (f"({text}{',' if text.isdigit() else ''})" for text in found.groups(""))
+    return f"shape {one} and {other}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
@@ -11,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from asyncps.allended import wait_for_all
-from asyncps.allreducecalls import Calling, CallsHandle
+from asyncps.allreducecalls import Calling, CallsHandle, without_empty
+from asyncps.codedstore import CodedStoreVerbs
 from asyncps.collectivecall import CollectiveHandle
 from asyncps.core import is_capable
 from asyncps.errors import (
@@ -24,6 +24,7 @@ from asyncps.errors import (
 from asyncps.following import Followers
 from asyncps.initializer import Initializer
 from asyncps.localvalues import check_outs, check_same
+from asyncps.roles.made import Op
 from asyncps.state.keys import check_key, unknown_key
 from asyncps.tensor import dtypes
 from asyncps.tensor.rowsparse import RowSparse
@@ -43,14 +44,12 @@ from asyncps.withoutservers import WithoutServers
 
 _MOST_DIMENSIONS = 63  # NumPy's 64, and one more that says that no element travels
 
-_EMPTY = re.compile(r"shape \(0,(?: ([^)]*))?\) and \(0,(?: ([^)]*))?\)")
-
 _FEW = 32  # handles that nobody has waited for, before it is looked which have ended
 
 Copies = list[Callable[[], None]]
 
 
-class AllReduceStore(WithoutServers):
+class AllReduceStore(CodedStoreVerbs, WithoutServers):
     """A store whose workers sum among themselves: `pushpull` is an all-reduce.
 
     Nothing is kept but the dtypes and shapes of keys. Made by `asyncps.create("allreduce")` or
@@ -75,6 +74,7 @@ class AllReduceStore(WithoutServers):
         self._comm = calling.comm
         self._name = name
         self._reduce = reduce
+        self._op = Op.MEAN if reduce == "mean" else Op.SUM
         self._on_close = on_close
         self._keys: dict[Key, Array] = {}  # an array of one element, repeated: dtype and shape
         self._open: set[CallsHandle] = set()  # of which nobody has heard the end
@@ -144,7 +144,7 @@ class AllReduceStore(WithoutServers):
         calls = [(name, np.empty((0, *spec.shape), spec.dtype))
                  for name, spec in zip(keys, specs, strict=True)]
         with self._learning(fresh):
-            self._begin("init", calls, self._comm.broadcast, [], None).wait()
+            self._begin("init", calls, self._share, [], None).wait()
 
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
         """Let all workers have rank 0's values; every worker calls this.
@@ -177,7 +177,7 @@ class AllReduceStore(WithoutServers):
             finishing += _copies(place, targets)
             calls.append((name, place))
         with self._learning(fresh):
-            return self._begin("broadcast", calls, self._comm.broadcast, finishing,
+            return self._begin("broadcast", calls, self._share, finishing,
                                outs if listed else outs[0]).wait()
 
     def pushpull(
@@ -225,8 +225,7 @@ class AllReduceStore(WithoutServers):
                 np.copyto(place, array)
             finishing += _copies(place, targets)
             calls.append((name, place))
-        reduce = partial(self._comm.all_reduce, op=self._reduce)
-        handle = self._begin("pushpull", calls, reduce, finishing, outs if listed else outs[0])
+        handle = self._begin("pushpull", calls, self._sum, finishing, outs if listed else outs[0])
         if not async_op:
             return handle.wait()
         self._note(handle)
@@ -339,23 +338,39 @@ class AllReduceStore(WithoutServers):
             yield
         except CollectiveMismatch as error:
             told = error.again()
-            told.message = re.sub(_EMPTY, _shapes, told.message)
+            told.message = without_empty(told.message)
             raise told from None
         self._keys.update(fresh)
+        if self._coded is not None:
+            for name, spec in fresh.items():
+                self._coded.know(name, spec)
 
     def _begin(
-        self, verb: str, calls: Sequence[tuple[Key, Array]], make: Callable[..., CollectiveHandle],
-        finishing: Copies, result: Any,
+        self, verb: str, calls: Sequence[tuple[Key, Array]],
+        make: Callable[[Key, Array, str], CollectiveHandle], finishing: Copies, result: Any,
     ) -> CallsHandle:
         """Make one collective call a key, behind each other."""
         with self._calling.lock:
             self._check_open()
             handles = [
-                make(array, async_op=True,
-                     name=self._calling.name(f"key {key!r} of store {self._name!r}"))
+                make(key, array, self._calling.name(f"key {key!r} of store {self._name!r}"))
                 for key, array in calls
             ]
         return CallsHandle(verb, handles, finishing, result, self._heard)
+
+    def _share(self, key: Key, array: Array, name: str) -> CollectiveHandle:
+        handle: CollectiveHandle = self._comm.broadcast(array, name=name, async_op=True)
+        return handle
+
+    def _sum(self, key: Key, array: Array, name: str) -> CollectiveHandle:
+        comm, coded = self._comm, self._coded
+        handle: CollectiveHandle | None = None
+        if coded is not None and coded.is_set:
+            coded.look()
+            handle = comm._coded_sum(coded, key, comm._in_place(array, name), self._op, 1.0)
+        if handle is None:
+            handle = comm.all_reduce(array, self._reduce, name, async_op=True)
+        return handle
 
     def _note(self, handle: CallsHandle) -> None:
         """Keep a handle until it is waited for: who drops it shall hear of a failure at the end."""
@@ -379,9 +394,3 @@ def _place_of(targets: Sequence[Array]) -> Array:
 
 def _copies(place: Array, targets: Sequence[Array]) -> Copies:
     return [partial(np.copyto, target, place) for target in targets if target is not place]
-
-
-def _shapes(found: re.Match[str]) -> str:
-    """Write two shapes without the dimension that says that no element travels."""
-    one, other = (f"({text}{',' if text.isdigit() else ''})" for text in found.groups(""))
-    return f"shape {one} and {other}"

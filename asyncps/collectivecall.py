@@ -20,6 +20,10 @@ class Calls(Protocol):
         """Begin those that wait for others."""
 
 
+# Bringing results to their places may take a while, and two threads may ask for it.
+_FINISHING = threading.RLock()
+
+
 class CollectiveHandle:
     """A collective call under way: `wait()` for it, in any order.
 
@@ -59,29 +63,47 @@ class CollectiveHandle:
         """
         if not self._ended:
             self._calls.wait(self, timeout)
+        self._settle()
         if self._error is not None:
             raise self._error.again()
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            self._result = finish(self._result)
         return self._result
 
     def done(self) -> bool:
-        """Tell whether it has ended, well or not."""
+        """Tell whether it has ended, well or not; the result is in its place then."""
         if not self._ended:
             self._calls.flush()
-        return self._ended
+            return self._ended
+        self._settle()
+        return True
 
     def exception(self) -> AsyncPSError | None:
         """Return why it failed, None if it did not or has not ended."""
+        if self._ended:
+            self._settle()
         return self._error
+
+    def _settle(self) -> None:
+        """It has ended: make of what came what `wait` returns."""
+        if self._finish is None or self._error is not None:
+            return
+        with _FINISHING:
+            finish = self._take_finish()
+            if finish is None:  # another thread was faster
+                return
+            try:
+                self._result = finish(self._result)
+            except AsyncPSError as error:
+                self._error = error
+
+    def _take_finish(self) -> Callable[[Any], Any] | None:
+        finish, self._finish = self._finish, None
+        return finish
 
     # ---- the communicator's ----
 
-    def put(self) -> None:
-        """Bring `array` to where it is to be, without a call."""
-        if self._finish is not None:
-            self._finish(None)
+    def put(self) -> Any:
+        """Bring `array` to where it is to be, without a call; return what `wait` would."""
+        return self._result if self._finish is None else self._finish(None)
 
     @property
     def name(self) -> str:
@@ -99,6 +121,29 @@ class CollectiveHandle:
             self._result = result
         self._error = error
         self._ended = True
+
+
+class Step(CollectiveHandle):
+    """A call whose end leads to something, for those who make several of them for one of a user's.
+
+    Args:
+        calls, name, array: As `CollectiveHandle` has them.
+        then: Called on the loop with what came, or with the error.
+    """
+
+    __slots__ = ("_then",)
+
+    def __init__(
+        self, calls: Calls, name: str, array: Any,
+        then: Callable[[Any, AsyncPSError | None], None],
+    ) -> None:
+        super().__init__(calls, name, array, None)
+        self._then = then
+
+    def end(self, result: Any, error: AsyncPSError | None) -> None:
+        """It has ended."""
+        super().end(result, error)
+        self._then(result, error)
 
 
 class Ends:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
+from asyncps.codedverbs import CodedVerbs
 from asyncps.collectivecall import CollectiveHandle
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError, is_text
 from asyncps.forming import Forming
@@ -31,7 +32,7 @@ _OPS = {"sum": Op.SUM, "mean": Op.MEAN, "average": Op.MEAN, "min": Op.MIN, "max"
 _MOST_KINDS = 256
 
 
-class Communicator(SparseVerbs, ObjectVerbs, Forming):
+class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
     """The collective calls of one rank. Methods may be called from any thread.
 
     Every rank makes the same calls: those with a name in any order, those without in one order. The
@@ -105,6 +106,10 @@ class Communicator(SparseVerbs, ObjectVerbs, Forming):
         """
         handle = self._in_place(x, name)
         kind = self._reduction(Verb.ALL_REDUCE, op, handle.array.dtype, prescale, postscale)
+        if self._coded is not None and name is not None:
+            coded = self._coded_sum(self._coded, name, handle, kind[1], kind[4])
+            if coded is not None:
+                return coded if async_op else coded.wait()
         return self._call(kind, handle, async_op)
 
     def broadcast(

@@ -181,6 +181,11 @@ class Fusing:
             handle.end(result, error)
         self._ends.told()
 
+    def ended(self, handle: CollectiveHandle, result: Any, error: AsyncPSError | None) -> None:
+        """A call that was made of others has ended. Any thread."""
+        handle.end(result, error)
+        self._ends.told()
+
     def check_open(self) -> None:
         """Refuse what comes after the end."""
         if self.closed:

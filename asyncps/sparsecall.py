@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncps.collectivecall import CollectiveHandle
+from asyncps.collectivecall import CollectiveHandle, Step
 from asyncps.errors import (
     AsyncPSError,
     CodecError,
@@ -33,23 +33,6 @@ SMALL_BYTES = 64 << 10
 
 _NUMBER = np.dtype("<u4")
 _WORDS = ("rank", "rows", "size", "dtype", "operation")  # then the shape of a row
-
-
-class _Step(CollectiveHandle):
-    """A call of this module's own, whose end leads to something."""
-
-    __slots__ = ("_then",)
-
-    def __init__(
-        self, calls: Fusing, name: str, array: Array, then: Callable[[Any, Any], None]
-    ) -> None:
-        super().__init__(calls, name, array, None)
-        self._then = then
-
-    def end(self, result: Any, error: AsyncPSError | None) -> None:
-        """It has ended."""
-        super().end(result, error)
-        self._then(result, error)
 
 
 class SparseCall:
@@ -92,7 +75,7 @@ class SparseCall:
         self._post(_gather("int64"), np.array([word], np.int64), self._told)
 
     def _post(self, kind: Kind, array: Array, then: Callable[[Any, Any], None]) -> None:
-        self._fusing.post(kind, _Step(self._fusing, self._name, array, then), [])
+        self._fusing.post(kind, Step(self._fusing, self._name, array, then), [])
 
     def _told(self, raw: Any, error: AsyncPSError | None) -> None:
         """All have told how much they have. On the loop."""

@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 from asyncps.errors import ConfigError, NotYetError, OptimizerError
 
 _NOBODY = "an allreduce store keeps no values"
-_CODECS = "compression of an allreduce store is not there yet"
 _TABLES = "row-sparse keys of an allreduce store are not there yet"
 _TRAINER = "asyncps.Trainer(params, optimizer, kvstore=store), which updates at each worker"
 _CHECKPOINTS = "the parameters' data saved by yourself, and Trainer.save_states"
@@ -67,17 +66,6 @@ class WithoutServers:
     def load_optimizer_states(self, *_: Any, **__: Any) -> NoReturn:
         """The workers have the states."""
         raise ConfigError(f"load_optimizer_states: {_NOBODY}", expected="Trainer.load_states")
-
-    def set_gradient_compression(self, *_: Any, **__: Any) -> NoReturn:
-        """Codecs are of stores with servers."""
-        raise NotYetError(_CODECS, expected="a store of type dist_sync")
-
-    def _compress_others(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotYetError(_CODECS, expected="a store of type dist_sync")
-
-    def compression_report(self) -> dict[int | str, dict[str, Any]]:
-        """Of no key: none is compressed."""
-        return {}
 
     def statistics(self) -> NoReturn:
         """What a worker sent to others is not counted."""

@@ -97,11 +97,17 @@ ROOMS = (
     Room("asyncps.processset", 7.11, WIRE),
     Room("asyncps.sparsecall", 7.11, WIRE),
     Room("asyncps.sparseverbs", 7.12, WIRE),
+    Room("asyncps.codedframe", 7.0, WIRE),
+    Room("asyncps.codedsum", 7.11, WIRE),
+    Room("asyncps.codedfactors", 7.12, WIRE),
+    Room("asyncps.codedsums", 7.13, WIRE),
+    Room("asyncps.codedverbs", 7.135, WIRE),
     Room("asyncps.embedded", 7.25, frozenset({"asyncps.protocol"})),
     Room("asyncps.forming", 7.26, WIRE),
     Room("asyncps.communicator", 7.27, WIRE),
     Room("asyncps.withoutservers", 7.0, WIRE),
     Room("asyncps.allreducecalls", 7.28, WIRE),
+    Room("asyncps.codedstore", 7.285, WIRE),
     Room("asyncps.allreducestore", 7.29, WIRE),
     Room("asyncps.cluster", 7.3, frozenset({"asyncps.protocol"})),  # it may choose a Channel
     Room("asyncps.localcluster", 7.35, frozenset({"asyncps.protocol"})),  # and another

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from asyncps.roles.plan import KeyInfo, Plan
 
 _MOST = 1 << 32  # elements of a key: indices are u32
+_MOST_FOUND = 1 << 16  # keys of which the rule is kept: collective calls may have a new name each
 
 
 class Compression:
@@ -144,9 +145,15 @@ class Compression:
             return (None, why) if why else (rule, "")
         return rule, ""
 
+    def speaks_of(self, key: Key) -> bool:
+        """Tell whether a rule names a key."""
+        return self._rule(key) is not None
+
     def _rule(self, key: Key) -> Rule | None:
         found = self._by_key  # before the rules: what is found of old ones is not found again
         if key not in found:
+            if len(found) >= _MOST_FOUND:
+                found = self._by_key = {}
             found[key] = next((rule for rule in reversed(self._rules) if rule.names(key)), None)
         return found[key]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Pieces, Stateful, Take
 from asyncps.tensor.pool import Bytes
-from asyncps_ext import quantize
+from asyncps_ext import quantize, reduce
 
 _BLOCK = 1 << 18  # elements whose squares are added at once
 # A residual and a gradient that are smaller together have a finite sum, even when another thread
@@ -225,6 +225,58 @@ class KeyCoder:
             self._become(codec)
             codec.write(payload, None if kept is None else kept[begin : begin + g.size], g)
             self._count(began, nbytes, payload.nbytes)
+
+    def begin_sum(
+        self, codec: Stateful, g: Floats, shape: tuple[int, ...], *, feedback: bool = True
+    ) -> tuple[Floats, Floats, int]:
+        """Begin a push of which all ranks together find out what is sent.
+
+        Args:
+            codec, g, shape, feedback: As `encode` has them.
+
+        Returns:
+            g + residual, which is the caller's until `end_sum` or `undo_sum`; what the codec keeps
+            beside, only to be read; and the number of the push.
+        """
+        with self._lock:
+            self._become(codec)
+            size = codec.extra_size(shape)
+            if self.extra is None or self.extra.size != size:
+                self.extra = np.zeros(size, np.float32)
+            kept, self.residual = self.residual, None
+            whole = np.array(g, np.float32)
+            if kept is not None and feedback:
+                reduce.add(whole, kept)
+            self.pushes += 1
+            return whole, self.extra, self.pushes
+
+    def end_sum(
+        self, left: Floats | None, extra: Floats | None, nbytes: int, sent: int, took_s: float
+    ) -> None:
+        """End such a push.
+
+        Args:
+            left: What was not sent, ours from now on; None: nothing, or it is dropped.
+            extra: What the codec keeps beside; None: what it has.
+            nbytes, sent: Bytes of the value, and of what was sent.
+            took_s: Seconds that computing took.
+        """
+        with self._lock:
+            if extra is not None:
+                self.extra = extra
+            self.before_bytes += nbytes
+            self.sent_bytes += sent
+            self.encode_s += took_s
+        if left is not None:
+            self.put_in(left)
+
+    def undo_sum(self, whole: Floats, g: Floats, *, feedback: bool = True) -> None:
+        """End such a push that was none: what was kept before is kept again."""
+        with self._lock:
+            self.pushes -= 1
+        if feedback:
+            whole -= g
+            self.put_in(whole)
 
     def _kept(self, feedback: bool) -> Floats | None:
         """Return the residual to encode with: made if need be, dropped without feedback."""

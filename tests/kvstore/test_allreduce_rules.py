@@ -176,7 +176,6 @@ def test_a_worker_that_has_joined_makes_no_calls() -> None:
     ("save", ConfigError, "Trainer.save_states"), ("load", ConfigError, "Trainer.save_states"),
     ("save_optimizer_states", ConfigError, "Trainer.save_states"),
     ("load_optimizer_states", ConfigError, "Trainer.load_states"),
-    ("set_gradient_compression", NotYetError, "dist_sync"),
 ])  # fmt: skip
 def test_verbs_that_need_servers_name_what_there_is(
     verb: str, kind: type[Exception], instead: str

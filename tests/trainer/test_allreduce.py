@@ -173,8 +173,6 @@ def test_what_is_not_there_yet_says_so() -> None:
         sparse.grad_stype = "row_sparse"
         with pytest.raises(NotYetError, match="row-sparse"):
             asyncps.Trainer([sparse], "sgd", kvstore=store)
-        with pytest.raises(NotYetError, match="compression"):
-            asyncps.Trainer([ones(3)], "sgd", kvstore=store, compression_params={"type": "2bit"})
         trainer = asyncps.Trainer([ones(3)], "sgd", {"lr": 1}, kvstore=store)
         with pytest.raises(ConfigError, match="join"):
             store.join()

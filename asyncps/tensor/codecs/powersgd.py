@@ -30,7 +30,12 @@ _MOST_FACTORED = 1e37
 
 
 class PowerSGD(Stateful):
-    """Factors of each key; every piece has the rows of P that it touches, and all of the other."""
+    """Factors of each key; every piece has the rows of P that it touches, and all of the other.
+
+    Attributes:
+        rank: Columns of a factor.
+        start: Pushes that travel as they are before that.
+    """
 
     name, number, is_fixed = "powersgd", 11, False
     options = {"rank": 2, "start": 0}  # noqa: RUF012 - a class attribute of the base
@@ -39,8 +44,8 @@ class PowerSGD(Stateful):
         self, parameter: float = 0.0, *, half: bool = False, rank: int = 1, start: int = 0
     ) -> None:
         super().__init__(parameter, half=half)
-        self._rank = rank
-        self._start = start
+        self.rank = rank
+        self.start = start
 
     @classmethod
     def made(cls, options: dict[str, Any]) -> Codec:
@@ -53,22 +58,22 @@ class PowerSGD(Stateful):
 
     def extra_size(self, shape: tuple[int, ...]) -> int:
         """As `Stateful.extra_size`: one factor, by which the next push begins."""
-        return sides(shape)[1] * self._rank
+        return sides(shape)[1] * self.rank
 
     def unfit(self, shape: tuple[int, ...], nbytes: int, pieces: Pieces) -> str:
         """As `Stateful.unfit`."""
         m, n = sides(shape)
         if n == 1:
             return "a vector"
-        if min(m, n) <= self._rank:
-            return f"a matrix of {m} x {n} has no more than rank {self._rank}"
+        if min(m, n) <= self.rank:
+            return f"a matrix of {m} x {n} has no more than rank {self.rank}"
         if sum(self._size(begin, stop, n) for begin, stop in pieces) >= nbytes:
-            return f"factors of rank {self._rank} take no fewer bytes"
+            return f"factors of rank {self.rank} take no fewer bytes"
         return ""
 
     def _size(self, begin: int, stop: int, n: int) -> int:
         """Return the bytes of a piece: of factors, or of its values if these are fewer."""
-        factors = _HEAD_BYTES + 4 * self._rank * (rows_of(begin, stop, n) + n)
+        factors = _HEAD_BYTES + 4 * self.rank * (rows_of(begin, stop, n) + n)
         return min(factors, 4 * (stop - begin))
 
     def encode_with(
@@ -77,12 +82,12 @@ class PowerSGD(Stateful):
     ) -> list[Bytes]:
         """As `Stateful.encode_with`; the first seed is that of the key."""
         reduce.add(residual, g)
-        q = extra.reshape(-1, self._rank)
+        q = extra.reshape(-1, self.rank)
         after = None
         sent: list[tuple[Floats, Bytes]] = []
         try:
             largest = quantize.largest(residual)
-            if push <= self._start or not largest * math.sqrt(max(sides(shape))) <= _MOST_FACTORED:
+            if push <= self.start or not largest * math.sqrt(max(sides(shape))) <= _MOST_FACTORED:
                 payloads = _as_they_are(residual, pieces, take)
             else:
                 p, after = self._factors(residual, q, seeds[0], push, largest)
@@ -116,7 +121,7 @@ class PowerSGD(Stateful):
             if payload.nbytes == 4 * (stop - begin):
                 spread(_set, payload.view(np.float32), column, rows, q)
                 continue
-            payload[:_HEAD_BYTES] = np.array([n, column, self._rank], _HEAD).view(np.uint8)
+            payload[:_HEAD_BYTES] = np.array([n, column, self.rank], _HEAD).view(np.uint8)
             middle = _HEAD_BYTES + rows.nbytes
             payload[_HEAD_BYTES:middle] = rows.reshape(-1).view(np.uint8)
             payload[middle:] = q.reshape(-1).view(np.uint8)

@@ -1,0 +1,477 @@
+"""Sums in few bytes: what each codec makes of them, that no bit is lost, and that all hear of what
+is wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from asyncps.communicator import Communicator
+from asyncps.errors import (
+    CollectiveMismatch,
+    ConfigError,
+    Disagreement,
+    ShapeMismatch,
+    TensorError,
+)
+from tests.support.group import Group, group
+
+SHAPE = (300, 401)  # not a whole number of anything
+SIZE = SHAPE[0] * SHAPE[1]
+BIG = (1200, 701)  # several pieces
+
+TYPES: list[dict[str, Any]] = [
+    {"type": "f16"}, {"type": "bf16"}, {"type": "int8"}, {"type": "1bit", "threshold": 0.1},
+    {"type": "2bit", "threshold": 0.5}, {"type": "onebit"}, {"type": "topk", "ratio": 0.02},
+    {"type": "topk", "ratio": 0.02, "values": "f16"}, {"type": "threshold", "threshold": 1.5},
+    {"type": "randomk", "ratio": 0.05}, {"type": "dgc", "ratio": 0.01, "momentum": 0.0},
+    {"type": "powersgd", "rank": 3},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Group]:
+    """So many ranks."""
+    with group(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Group]:
+    """Two ranks."""
+    with group(2) as opened:
+        yield opened
+
+
+_names = iter(range(10**9))
+
+
+def fresh() -> str:
+    """Return a name that nothing is kept of."""
+    return f"w{next(_names)}"
+
+
+def gradients(rank: int, step: int, shape: tuple[int, ...] = SHAPE) -> Any:
+    return np.random.default_rng((rank, step)).standard_normal(shape).astype("f4")
+
+
+def kept(comm: Communicator, name: str) -> Any:
+    """What a rank has not sent of a name."""
+    assert comm._coded is not None
+    coder = comm._coded._compression.coder_of(name)
+    if coder is None or coder.residual is None:
+        return np.float32(0)
+    return coder.residual.copy()
+
+
+def ids(spec: dict[str, Any]) -> str:
+    return "-".join(map(str, spec.values()))
+
+
+@pytest.mark.parametrize("shape", [SHAPE, BIG], ids=["one", "pieces"])
+@pytest.mark.parametrize("spec", TYPES, ids=ids)
+def test_no_bit_is_lost_and_all_have_the_same(
+    ranks: Group, spec: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    """All that came out, and all that is kept, is all that went in."""
+    world, name, steps = len(ranks.ranks), fresh(), 4
+
+    def work(comm: Communicator) -> tuple[list[Any], Any]:
+        comm.set_gradient_compression(spec, name)
+        found = [comm.all_reduce(gradients(comm.rank, step, shape), name=name)
+                 for step in range(steps)]
+        return found, kept(comm, name)
+
+    each = ranks.run(work)
+    for found, _ in each:
+        for one, other in zip(found, each[0][0], strict=True):
+            assert np.array_equal(one, other)
+    came = sum(one.astype("f8") for one in each[0][0])
+    left = sum(np.asarray(rest, "f8").reshape(np.shape(rest) and shape) for _, rest in each)
+    went = sum(gradients(rank, step, shape).astype("f8")
+               for rank in range(world) for step in range(steps))
+    # A sum that travels as halves is rounded to such once more, which nobody keeps.
+    loss = {"f16": 2e-3, "bf16": 3e-2}.get(spec["type"], 1e-4) if world > 2 else 1e-4
+    np.testing.assert_allclose(came + left, went, atol=loss * steps)
+    report = ranks.ranks[0].compression_report()[name]
+    assert report["codec"] == spec["type"]
+    size = 4 * steps * shape[0] * shape[1]
+    assert report["bytes_before"] == size
+    assert 0 < report["bytes_sent"] <= size * 0.55
+
+
+def top(x: Any, k: int) -> Any:
+    flat = x.reshape(-1).copy()
+    order = np.lexsort((np.arange(flat.size), -np.abs(flat)))
+    flat[order[k:]] = 0
+    return flat.reshape(x.shape)
+
+
+MODELS: list[tuple[dict[str, Any], Any]] = [
+    ({"type": "f16"}, lambda x: x.astype("f2").astype("f4")),
+    ({"type": "bf16"}, lambda x: x.astype(ml_dtypes.bfloat16).astype("f4")),
+    ({"type": "2bit", "threshold": 0.5},
+     lambda x: np.where(x >= 0.5, 0.5, np.where(x <= -0.5, -0.5, 0)).astype("f4")),
+    ({"type": "topk", "ratio": 0.02}, lambda x: top(x, int(np.ceil(x.size * 0.02)))),
+    ({"type": "threshold", "threshold": 1.5}, lambda x: np.where(np.abs(x) >= 1.5, x, 0)),
+]
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize(("spec", "model"), MODELS, ids=[ids(spec) for spec, _ in MODELS])
+def test_the_sum_is_that_of_what_each_has_sent(
+    ranks: Group, spec: dict[str, Any], model: Any, op: str
+) -> None:
+    """Against NumPy: with what was not sent in the step before."""
+    world, name = len(ranks.ranks), fresh()
+
+    def work(comm: Communicator) -> list[Any]:
+        comm.set_gradient_compression(spec, [name])
+        return [comm.all_reduce(gradients(comm.rank, step), op, name, prescale=2.0)
+                for step in range(3)]
+
+    rests = [np.zeros(SHAPE, "f4") for _ in range(world)]
+    found = ranks.run(work)[0]
+    for step in range(3):
+        want = np.zeros(SHAPE, "f4")
+        for rank, rest in enumerate(rests):
+            rest += gradients(rank, step)
+            sent = model(rest)
+            rest -= sent
+            want += sent
+        want *= np.float32(2.0 / world if op == "mean" else 2.0)
+        half = world > 2 and spec["type"] in ("f16", "bf16")
+        rtol = {"f16": 1e-3, "bf16": 8e-3}[spec["type"]] if half else 1e-6
+        np.testing.assert_allclose(found[step], want, rtol=rtol, atol=1e-6)
+
+
+def test_factors_bring_back_what_they_can(ranks: Group) -> None:
+    """powersgd: a sum of rank 2 is brought back whole by rank 2, though no part of it is; and what
+    comes is what the best matrix of that rank would be, when it is asked again and again."""
+    world, name = len(ranks.ranks), fresh()
+    rng = np.random.default_rng(1)
+    total = (rng.standard_normal((SHAPE[0], 2)) @ rng.standard_normal((2, SHAPE[1]))).astype("f4")
+    parts = [gradients(rank, 0) for rank in range(world - 1)]
+    parts.append(total - sum(parts, np.zeros(SHAPE, "f4")))
+
+    def work(comm: Communicator) -> list[Any]:
+        comm.set_gradient_compression({"type": "powersgd", "rank": 2}, name)
+        once = comm.all_reduce(parts[comm.rank].copy(), name=name)
+        comm.set_gradient_compression({"type": "powersgd", "rank": 2, "error_feedback": False},
+                                      name)
+        full = np.random.default_rng(9).standard_normal(SHAPE).astype("f4")
+        again = [comm.all_reduce(full.copy(), "mean", name) for _ in range(40)]
+        return [once, again[-1]]
+
+    once, again = ranks.run(work)[0]
+    np.testing.assert_allclose(once, total, atol=1e-3 * world)
+    full = np.random.default_rng(9).standard_normal(SHAPE).astype("f4")
+    u, s, v = np.linalg.svd(full.astype("f8"))
+    best = np.linalg.norm(full - (u[:, :2] * s[:2]) @ v[:2])
+    assert np.linalg.norm(full - again) <= best * 1.001
+
+
+def test_powersgd_sends_the_first_pushes_as_they_are(two: Group) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> list[Any]:
+        comm.set_gradient_compression({"type": "powersgd", "rank": 2, "start": 2}, name)
+        return [comm.all_reduce(gradients(comm.rank, step), name=name) for step in range(3)]
+
+    found = two.run(work)[1]
+    for step in range(2):
+        np.testing.assert_array_equal(found[step], gradients(0, step) + gradients(1, step))
+    assert np.linalg.matrix_rank(found[2].astype("f8"), tol=1e-2) == 2
+
+
+@pytest.mark.parametrize("huge", [1e36, 3e38])
+def test_powersgd_of_a_matrix_that_has_no_factors_is_sent_whole(two: Group, huge: float) -> None:
+    """One rank's is too large to be multiplied: all send theirs as they are."""
+    name = fresh()
+
+    def work(comm: Communicator) -> Any:
+        comm.set_gradient_compression({"type": "powersgd", "rank": 2}, name)
+        g = gradients(comm.rank, 0)
+        if comm.rank:
+            g[3, 4] = huge
+        return comm.all_reduce(g, name=name)
+
+    want = gradients(0, 0) + gradients(1, 0)
+    want[3, 4] = np.float32(huge) + gradients(0, 0)[3, 4]
+    for got in two.run(work):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("kind", ["topk", "f16", "powersgd"])
+def test_halves_are_summed_in_float32_and_rounded_once(
+    ranks: Group, dtype: Any, kind: str
+) -> None:
+    name = fresh()
+    world = len(ranks.ranks)
+
+    def work(comm: Communicator) -> Any:
+        comm.set_gradient_compression({"type": kind, "error_feedback": False}, name)
+        x = np.zeros(SHAPE, dtype)
+        x[7, 11], x[8, 11] = comm.rank + 1, 0.25
+        got = comm.all_reduce(x, name=name)
+        assert got is x
+        return got
+
+    want = np.zeros(SHAPE, dtype)
+    want[7, 11], want[8, 11] = world * (world + 1) / 2, 0.25 * world
+    for got in ranks.run(work):
+        np.testing.assert_allclose(got.astype("f4"), want.astype("f4"), atol=1e-2)
+
+
+@pytest.mark.parametrize("spec", TYPES, ids=ids)
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_a_gradient_that_is_not_finite_is_told_to_all_and_nothing_has_changed(
+    ranks: Group, spec: dict[str, Any], bad: float
+) -> None:
+    name, last = fresh(), len(ranks.ranks) - 1
+
+    def work(comm: Communicator) -> tuple[Any, str]:
+        comm.set_gradient_compression(spec, name)
+        first = comm.all_reduce(gradients(comm.rank, 0), name=name)
+        before = kept(comm, name)
+        g = gradients(comm.rank, 1)
+        if comm.rank == last:
+            g[5, 6] = bad
+        as_it_was = g.copy()
+        with pytest.raises(TensorError, match="not finite") as error:
+            comm.all_reduce(g, name=name)
+        np.testing.assert_array_equal(g, as_it_was)
+        np.testing.assert_allclose(kept(comm, name), before, atol=1e-5)
+        g = gradients(comm.rank, 1)
+        second = comm.all_reduce(g, name=name)
+        return (first, second, kept(comm, name)), f"{error.value}"
+
+    world = last + 1
+    found = ranks.run(work)
+    for _, text in found:
+        assert name in text
+        assert f"rank {last}" in text
+    came = sum(found[0][0][step].astype("f8") for step in (0, 1))
+    left = sum(np.asarray(rest[2], "f8").reshape(np.shape(rest[2]) and SHAPE) for rest, _ in found)
+    went = sum(gradients(rank, step).astype("f8") for rank in range(world) for step in (0, 1))
+    loss = {"f16": 5e-3, "bf16": 6e-2}.get(spec["type"], 1e-4) if world > 2 else 1e-4
+    np.testing.assert_allclose(came + left, went, atol=loss)
+
+
+@pytest.mark.parametrize("spec", TYPES, ids=ids)
+def test_a_sum_that_one_skips_is_skipped_by_all(ranks: Group, spec: dict[str, Any]) -> None:
+    name, last = fresh(), len(ranks.ranks) - 1
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({**spec, "nonfinite": "skip"}, name)
+        comm.all_reduce(gradients(comm.rank, 0), name=name)
+        before = kept(comm, name)
+        g = gradients(comm.rank, 1)
+        if comm.rank == last:
+            g[5, 6] = np.inf
+        got = comm.all_reduce(g, name=name)
+        assert got is g
+        assert not got.any()
+        np.testing.assert_allclose(kept(comm, name), before, atol=1e-5)
+        assert comm.compression_report()[name]["skipped"] == (comm.rank == last)
+
+    ranks.run(work)
+
+
+@pytest.mark.parametrize("spec", [TYPES[0], TYPES[6], TYPES[-1]], ids=ids)
+def test_ranks_that_call_differently_all_hear_it_and_nothing_is_lost(
+    ranks: Group, spec: dict[str, Any]
+) -> None:
+    world, name = len(ranks.ranks), fresh()
+    if world == 1:
+        pytest.skip("nobody to differ from")
+
+    def work(comm: Communicator) -> Any:
+        comm.set_gradient_compression(spec, name)
+        with pytest.raises(CollectiveMismatch, match=name):
+            comm.all_reduce(gradients(comm.rank, 0), "min" if comm.rank else "sum", name)
+        got = comm.all_reduce(gradients(comm.rank, 0), name=name)
+        return got, kept(comm, name)
+
+    found = ranks.run(work)
+    total = found[0][0].astype("f8") + sum(np.asarray(rest, "f8").reshape(SHAPE)
+                                           for _, rest in found)
+    want = sum(gradients(rank, 0).astype("f8") for rank in range(world))
+    np.testing.assert_allclose(total, want, atol=2e-3)
+
+
+def test_mean_and_sum_are_different_calls(two: Group) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "topk", "ratio": 0.1}, name)
+        with pytest.raises(CollectiveMismatch, match="operation"):
+            comm.all_reduce(gradients(comm.rank, 0), "mean" if comm.rank else "sum", name)
+
+    two.run(work)
+
+
+def test_different_words_are_refused_at_all_ranks(two: Group) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> None:
+        with pytest.raises(Disagreement, match="topk"):
+            comm.set_gradient_compression({"type": ["topk", "f16"][comm.rank]}, name)
+        with pytest.raises([Disagreement, ConfigError][comm.rank]):
+            comm.set_gradient_compression({"type": ["topk", "topp"][comm.rank]}, name)
+        with pytest.raises(ConfigError, match="pull"):
+            comm.set_gradient_compression({"type": "topk", "pull": True}, name)
+        with pytest.raises(ConfigError, match="no keys"):
+            comm.set_gradient_compression({"type": "topk"}, [])
+        assert name not in comm.compression_report()
+        got = comm.all_reduce(gradients(comm.rank, 0), name=name)
+        np.testing.assert_array_equal(got, gradients(0, 0) + gradients(1, 0))
+
+    two.run(work)
+
+
+def test_what_was_kept_goes_along_when_compression_ends(ranks: Group) -> None:
+    world, name = len(ranks.ranks), fresh()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "topk", "ratio": 0.01}, name)
+        first = comm.all_reduce(gradients(comm.rank, 0), name=name)
+        comm.set_gradient_compression(None, name)
+        second = comm.all_reduce(gradients(comm.rank, 1), name=name)
+        third = comm.all_reduce(gradients(comm.rank, 2), name=name)
+        went = [sum(gradients(rank, step).astype("f8") for rank in range(world))
+                for step in range(3)]
+        np.testing.assert_allclose(first.astype("f8") + second, went[0] + went[1], atol=1e-4)
+        np.testing.assert_allclose(third, went[2], atol=1e-5)
+        assert comm.compression_report()[name]["codec"] == "dense"
+
+    ranks.run(work)
+
+
+def test_what_is_not_compressed_goes_as_it_is(two: Group) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "topk", "ratio": 0.01}, f"{name}*")
+        both = gradients(0, 0) + gradients(1, 0)
+        for way in ("unnamed", "other", "f8", "i4", "small", "min"):
+            x = gradients(comm.rank, 0)
+            if way == "unnamed":
+                assert np.array_equal(comm.all_reduce(x), both)
+            elif way == "other":
+                assert np.array_equal(comm.all_reduce(x, name=f"another {name}"), both)
+            elif way == "min":
+                got = comm.all_reduce(x, "min", name=f"{name} min")
+                assert np.array_equal(got, np.minimum(gradients(0, 0), gradients(1, 0)))
+            elif way == "small":
+                assert np.array_equal(comm.all_reduce(x[:8].copy(), name=f"{name} small"), both[:8])
+            else:
+                got = comm.all_reduce(x.astype(way), name=f"{name} {way}")
+                assert np.array_equal(got, sum(gradients(rank, 0).astype(way) for rank in (0, 1)))
+        report = comm.compression_report()
+        assert "smaller" in report[f"{name} small"]["why"]
+        assert "float64" in report[f"{name} f8"]["why"]
+
+    two.run(work)
+
+
+@pytest.mark.parametrize("spec", [TYPES[0], TYPES[6], TYPES[-1]], ids=ids)
+def test_handles_end_in_any_order_and_then_the_sum_is_there(
+    ranks: Group, spec: dict[str, Any]
+) -> None:
+    world = len(ranks.ranks)
+    names = [fresh() for _ in range(6)]
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression(spec, names)
+        order = np.random.default_rng(comm.rank).permutation(len(names)).tolist()
+        xs = [gradients(comm.rank, at) for at in range(len(names))]
+        handles = {}
+        for at in order:
+            handles[at] = comm.all_reduce(xs[at], name=names[at], async_op=True)
+        for at in reversed(order):
+            if at % 2:
+                assert handles[at].wait() is xs[at]
+            else:
+                while not handles[at].done():
+                    pass
+                assert handles[at].exception() is None
+        for at, name in enumerate(names):
+            rest = comm.all_reduce(
+                np.asarray(kept(comm, name), "f8").reshape(SHAPE), name=f"{name} rest")
+            want = sum(gradients(rank, at).astype("f8") for rank in range(world))
+            np.testing.assert_allclose(xs[at] + rest, want, atol=1e-2)
+
+    ranks.run(work)
+
+
+def test_an_array_that_is_not_contiguous_is_written_in_its_place(two: Group) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "topk", "ratio": 1.0}, name)
+        x = np.asfortranarray(gradients(comm.rank, 0))
+        assert comm.all_reduce(x, name=name) is x
+        np.testing.assert_array_equal(x, gradients(0, 0) + gradients(1, 0))
+
+    two.run(work)
+
+
+def test_a_name_is_that_of_one_array(two: Group) -> None:
+    name, refused = fresh(), threading.Event()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "topk"}, name)
+        comm.all_reduce(gradients(comm.rank, 0), name=name)
+        with pytest.raises(ShapeMismatch, match="another array"):
+            comm.all_reduce(gradients(comm.rank, 0)[:-1].copy(), name=name)
+        if comm.rank:
+            assert refused.wait(10)
+        held = comm.all_reduce(gradients(comm.rank, 1), name=name, async_op=True)
+        if not comm.rank:
+            before = kept(comm, name)
+            with pytest.raises(ConfigError, match="under way"):
+                comm.all_reduce(gradients(comm.rank, 2), name=name)
+            np.testing.assert_allclose(kept(comm, name), before, atol=1e-6)
+            refused.set()
+        held.wait()
+
+    two.run(work)
+
+
+@pytest.mark.parametrize("spec", [TYPES[0], TYPES[6], TYPES[-1]], ids=ids)
+def test_sums_are_of_those_who_have_not_joined(spec: dict[str, Any]) -> None:
+    with group(3) as three:
+        def work(comm: Communicator) -> Any:
+            comm.set_gradient_compression({**spec, "error_feedback": False}, "w")
+            x = np.zeros(SHAPE, "f4")
+            x[1, 2] = comm.rank + 1
+            if comm.rank == 1:
+                comm.join()
+                return None
+            got = comm.all_reduce(x, "mean", "w")
+            comm.join()
+            return got[1, 2]
+
+        assert three.run(work) == [pytest.approx(2.0, abs=1e-3), None,
+                                   pytest.approx(2.0, abs=1e-3)]
+
+
+def test_a_set_of_ranks_has_words_of_its_own() -> None:
+    with group(3) as three:
+        def work(comm: Communicator) -> None:
+            pair = comm.process_set([0, 2])
+            if pair is not None:
+                pair.set_gradient_compression({"type": "topk", "ratio": 1.0}, "w")
+                got = pair.all_reduce(gradients(comm.rank, 0), name="w")
+                np.testing.assert_array_equal(got, gradients(0, 0) + gradients(2, 0))
+                assert pair.compression_report()["w"]["codec"] == "topk"
+            assert comm.compression_report() == {}
+
+        three.run(work)

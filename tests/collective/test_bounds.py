@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,10 +12,42 @@ import pytest
 
 from asyncps.communicator import Communicator
 from asyncps.errors import ClosedError
+from tests.collective import many
 from tests.support.group import group
 from tests.support.processes import ProcessGroup, clean_environment
 
 ROOT = Path(__file__).parents[2]
+
+# What 20,000 calls may add, beside what lies in the pool, which has a bound of its own. Measured
+# were 1.5 MiB at most, holes between what is used; 180,000 calls more add 1.4. A leak of 210 bytes
+# a call is seen. Objects vary by 600 with how many buffers lie in the pool; one that is left behind
+# by each call of a single verb makes 2,100.
+MOST_BYTES = 4 << 20
+MOST_OBJECTS = 1_500
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_twenty_thousand_more_calls_take_nothing_more(
+    processes: ProcessGroup, tmp_path: Path
+) -> None:
+    launch = processes.asyncps(
+        "launch", "-n", "2", "-s", "0", "--",
+        sys.executable, "-m", "tests.collective.many", str(tmp_path),
+        # Memory for large arrays comes from the system and goes back to it, whatever came before.
+        env=clean_environment({"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "131072"}),
+        cwd=ROOT,
+    )  # fmt: skip
+    assert launch.wait(200) == 0, launch.output
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        before, after = found["before"], found["after"]
+        assert after["calls"] - before["calls"] == 20_000
+        assert before["open"] == after["open"] == 0, found
+        for what in ("tasks", "threads", "descriptors"):
+            assert after[what] == before[what], (what, found)
+        assert after["resident"] - before["resident"] <= MOST_BYTES, found
+        assert after["objects"] - before["objects"] <= MOST_OBJECTS, found
 
 
 def test_ended_calls_leave_nothing_behind() -> None:
@@ -29,20 +62,17 @@ def test_ended_calls_leave_nothing_behind() -> None:
                 comm.all_gather(np.ones((comm.rank, 3)))
             for handle in handles:
                 handle.wait()
+        many.Caller(comm).make(120)
         comm.barrier()
 
     with group(3) as three:
         three.run(work)
         three.run(lambda comm: comm.barrier())
         for comm in three.ranks:
-            calls = comm._fusing
-            made = calls._collecting
-            left = [calls._names, calls._pending, calls.ahead.bytes, made._made, made._open,
-                    made._running]
-            assert not any(left), left
+            made = comm._fusing._collecting
+            assert not many.open_calls(comm)
             assert made.sets[0].matching.is_idle
             assert all(peer.ahead_bytes == 0 for peer in made.peers.values())
-            assert all(len(peer._kept) <= 16 for peer in made.peers.values())
 
 
 def test_a_rank_that_sends_nothing_ahead_goes_with_those_that_do() -> None:

@@ -53,6 +53,15 @@ class Calling:
             name = hashlib.sha256(name.encode()).hexdigest()
         return name
 
+    def made(self, of: str, make: Callable[[str], CollectiveHandle]) -> CollectiveHandle:
+        """Name a call and make it; one that cannot be made takes no number. The lock is held."""
+        name = self.name(of)
+        try:
+            return make(name)
+        except BaseException:
+            self._counts[of] -= 1
+            raise
+
     def join(self) -> int:
         """Join, with all stores; return who was the last."""
         with self.lock:
@@ -145,6 +154,11 @@ class CallsHandle:
     def ended(self) -> bool:
         """Whether all calls have ended."""
         return all(handle.ended for handle in self._handles)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one has, as far as is known without looking at results."""
+        return any(handle.has_failed for handle in self._handles)
 
     @property
     def error(self) -> AsyncPSError | None:

@@ -52,7 +52,7 @@ Copies = list[Callable[[], None]]
 class AllReduceStore(CodedStoreVerbs, WithoutServers):
     """A store whose workers sum among themselves: `pushpull` is an all-reduce.
 
-    Nothing is kept but the dtypes and shapes of keys. Made by `asyncps.create("allreduce")` or
+    Nothing is kept but the dtypes and shapes of keys, and what compression has not sent. Made by `asyncps.create("allreduce")` or
     `LocalCluster.run`. May be used from several threads. Every worker makes the same calls; those
     of one key in one order, those of different keys in any.
 
@@ -201,6 +201,7 @@ class AllReduceStore(CodedStoreVerbs, WithoutServers):
             UnknownKey: A key that was never initialised.
             ShapeMismatch, DtypeMismatch: A value or `out` that is not as its key; nothing is sent.
             CollectiveMismatch: The workers have called differently; all hear it, and go on.
+            TensorError: A value of a compressed key is not finite; all hear it, and go on.
             NodeLost: A worker is gone.
         """
         self._check_open()
@@ -350,12 +351,16 @@ class AllReduceStore(CodedStoreVerbs, WithoutServers):
         make: Callable[[Key, Array, str], CollectiveHandle], finishing: Copies, result: Any,
     ) -> CallsHandle:
         """Make one collective call a key, behind each other."""
+        handles: list[CollectiveHandle] = []
         with self._calling.lock:
             self._check_open()
-            handles = [
-                make(key, array, self._calling.name(f"key {key!r} of store {self._name!r}"))
-                for key, array in calls
-            ]
+            try:
+                for key, array in calls:
+                    handles.append(self._calling.made(
+                        f"key {key!r} of store {self._name!r}", partial(make, key, array)))
+            except BaseException:
+                self._note(CallsHandle(verb, handles, (), None, self._heard))
+                raise
         return CallsHandle(verb, handles, finishing, result, self._heard)
 
     def _share(self, key: Key, array: Array, name: str) -> CollectiveHandle:
@@ -376,7 +381,7 @@ class AllReduceStore(CodedStoreVerbs, WithoutServers):
         """Keep a handle until it is waited for: who drops it shall hear of a failure at the end."""
         with self._calling.lock:
             if len(self._open) >= self._most_open:
-                self._open = {each for each in self._open if not each.ended or each.error}
+                self._open = {each for each in self._open if not each.ended or each.has_failed}
                 self._most_open = max(_FEW, 2 * len(self._open))
             self._open.add(handle)
 

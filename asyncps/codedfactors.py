@@ -1,21 +1,18 @@
 """powersgd between ranks: the factors are summed, one after the other, as any array is.
 
 What a call keeps for the next, the second factor, is what its sum came to. So the calls of one key
-go one after the other, and all ranks begin each with the same factor.
+go one after the other: each begins with the factor that the one before has led to.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from asyncps.codedframe import OK
-from asyncps.codedsum import CodedSum, What, codes_of
+from asyncps.codedframe import State
+from asyncps.codedsum import CodedSum, What, log
 from asyncps.errors import AsyncPSError
 from asyncps.fusing import Kind
 from asyncps.roles import seeding
@@ -24,144 +21,144 @@ from asyncps.tensor import summedfactors as factors
 from asyncps.tensor.codecs import Floats
 from asyncps.tensor.codecs.matrices import sides
 from asyncps.tensor.codecs.powersgd import PowerSGD
-
-log = logging.getLogger(__name__)
+from asyncps.tensor.feedback import SumPush
 
 _SUM: Kind = (Verb.ALL_REDUCE, Op.SUM, "float32", 0, 1.0)
-_WHOLE = 3  # beside OK, REFUSED and SKIPPED: this rank's matrix is not to be factored
 
 
 class Factored(CodedSum):
-    """One sum of matrices.
+    """One sum of matrices. Behind each array travels a number: how many ranks have failed.
 
     Args:
         what: The sum.
         over: Called when the key's next call may begin.
     """
 
+    codec: PowerSGD
+
     def __init__(self, what: What, over: Callable[[], None]) -> None:
         super().__init__(what)
-        assert isinstance(self.codec, PowerSGD)
         self._over = over
         self._m, self._n = sides(what.info.shape)
-        self._whole: Floats | None = None  # this rank's matrix, and what of it was not sent
+        self._push: SumPush | None = None  # until what is kept of it is known
         self._took_s = 0.0
 
-    def begin(self) -> None:
-        """As `CodedSum.begin`; the key's call before has ended."""
-        what, codec = self.what, self.codec
-        assert isinstance(codec, PowerSGD)
-        began = time.perf_counter()
-        g = self.gradient()
-        state, _ = self.look(g)
-        sent = np.zeros(self._m * codec.rank + what.world, np.float32)
-        if state == OK:
-            whole, before, push = what.coder.begin_sum(
-                codec, g, what.info.shape, feedback=what.rule.feedback)
-            self._whole, self._before = whole, before.reshape(self._n, codec.rank)
-            self.undo = self._undo
-            if push <= codec.start or not factors.is_factored(whole, what.info.shape):
-                state = _WHOLE
-            else:
-                _, (seed,) = seeding.of_chunks(codec, what.coder, what.job, what.info.key, [0])
-                sent[: -what.world] = factors.first(whole, self._before, seed, push).reshape(-1)
-        sent[what.rank - what.world] = 1 + state
-        self._took_s += time.perf_counter() - began
-        self.post(_SUM, sent, lambda _, error: self._first_came(sent, error))
+    def say_later(self) -> None:
+        """As `say`, beside the loop: the call before has ended. Any thread."""
 
-    def begin_later(self) -> None:
-        """Do so beside the loop: the call before has ended. Any thread."""
-        self._aside(self._begin_and_go)
+        def say() -> None:
+            self.say()
+            self.what.fusing.flush_soon()
 
-    def _begin_and_go(self) -> None:
-        self.begin()
-        self.what.fusing.flush_soon()
+        self.aside(say)
 
-    def _undo(self) -> None:
-        assert self._whole is not None
-        self.what.coder.undo_sum(self._whole, self.gradient(), feedback=self.what.rule.feedback)
+    def look(self, g: Floats) -> tuple[State, str]:
+        """As `CodedSum.look`; the key's call before has ended."""
+        state, text = super().look(g)
+        coder = self.what.coder
+        if state == State.THERE and (
+            coder.pushes_of(self.codec) < self.codec.start
+            or not factors.are_factored([g, coder.residual], self.what.info.shape)
+        ):
+            state = State.WHOLE
+        return state, text
 
-    def _first_came(self, sent: Floats, error: AsyncPSError | None) -> None:
-        """The products are summed. On the loop."""
-        self._codes = codes_of(sent[-self.what.world :])
-        try:
-            if error is not None:
-                raise error
-            if not self.check(self._codes, {}):
-                return self.end(None, None)
-        except AsyncPSError as failed:
-            return self.end(None, failed)
-        self._aside(lambda: self._second(sent[: -self.what.world].reshape(self._m, -1)))
-
-    def _second(self, product: Floats) -> None:
-        """Have the other factors summed, or the arrays."""
-        assert self._whole is not None
-        if _WHOLE in self._codes.values():
-            whole = self._whole.copy()
-            self.post(_SUM, whole, lambda _, error: self._whole_came(whole, error))
+    def move(self) -> None:
+        """As `CodedSum.move`."""
+        if self.is_whole:
+            whole = self.tried(self._whole, lambda: self._failed(self.size))
+            self.post(_SUM, whole, lambda _: self._whole_came(whole))
         else:
-            began = time.perf_counter()
-            self._p = factors.orthonormal(product)
-            self._own = factors.second(self._whole, self._p)
-            q = self._own.copy()
-            self._took_s += time.perf_counter() - began
-            self.post(_SUM, q, lambda _, error: self._second_came(q, error))
-        self.what.fusing.flush_soon()
+            rank = self.codec.rank
+            product = self.tried(self._first, lambda: self._failed(self._m * rank))
+            self.post(_SUM, product, lambda _: self._first_came(product))
 
-    def _whole_came(self, whole: Floats, error: AsyncPSError | None) -> None:
-        if error is None:
-            self._note(None, None, whole.nbytes)
-        self.end(whole, error)
+    def _begin(self) -> SumPush:
+        what = self.what
+        self._push = what.coder.begin_sum(self.codec, self.gradient(), what.info.shape,
+                                          feedback=what.rule.feedback)
+        return self._push
 
-    def _second_came(self, q: Floats, error: AsyncPSError | None) -> None:
-        if error is not None:
-            return self.end(None, error)
-        self._aside(lambda: self._third(q))
+    def _whole(self) -> Floats:
+        return np.append(self._begin().whole, np.float32(0))
 
-    def _third(self, q: Floats) -> None:
-        """Keep what was not sent, and what the next call begins with."""
-        assert self._whole is not None
-        began = time.perf_counter()
-        left = None
-        if self.what.rule.feedback:
-            left = self._whole
-            factors.leave(left, self._p, self._own)
-        # A column that is zero would teach nothing: the one before stays.
-        after = np.where(q.any(axis=0), q, self._before).reshape(-1)
+    def _first(self) -> Floats:
+        what, began = self.what, time.perf_counter()
+        push = self._begin()
+        _, (seed,) = seeding.of_chunks(self.codec, what.coder, what.job, what.info.key, [0])
+        self._before = push.extra.reshape(self._n, self.codec.rank)
+        product = factors.first(push.whole, self._before, seed, push.number)
         self._took_s += time.perf_counter() - began
-        self._note(left, after, self._p.nbytes + q.nbytes)
+        return np.append(product, np.float32(0))
+
+    @staticmethod
+    def _failed(size: int) -> Floats:
+        return np.append(np.zeros(size, np.float32), np.float32(1))
+
+    def _whole_came(self, whole: Floats) -> None:
+        self.check_all(whole[-1] != 0)
+        self._keep(None, None, whole.nbytes)
+        self.end(whole[:-1], None)
+
+    def _first_came(self, product: Floats) -> None:
+        self.check_all(product[-1] != 0)
+        self.aside(lambda: self._go_on(product[:-1].reshape(self._m, -1)))
+
+    def _go_on(self, product: Floats) -> None:
+        """Have the other factors summed."""
+        q = self.tried(lambda: self._second(product),
+                       lambda: self._failed(self._n * product.shape[1]))
+        self.post(_SUM, q, lambda _: self._second_came(q))
+
+    def _second(self, product: Floats) -> Floats:
+        began = time.perf_counter()
+        assert self._push is not None
+        self._p = factors.orthonormal(product)
+        self._own = factors.second(self._push.whole, self._p)
+        self._took_s += time.perf_counter() - began
+        return np.append(self._own, np.float32(0))
+
+    def _second_came(self, q: Floats) -> None:
+        self.check_all(q[-1] != 0)
+        self.aside(lambda: self._end_well(q[:-1].reshape(self._n, -1)))
+
+    def _end_well(self, q: Floats) -> None:
+        """Keep what was not sent, and what the next call begins with: the sum counts for all."""
+        assert self._push is not None
+        began = time.perf_counter()
+        left, after = self._push.whole if self.what.rule.feedback else None, None
+        try:
+            if left is not None:
+                factors.leave(left, self._p, self._own)
+            # A column that is zero would teach nothing: the one before stays.
+            after = np.where(q.any(axis=0), q, self._before).reshape(-1)
+        except Exception:  # noqa: BLE001 - it is logged, and the sum is well
+            log.exception("what the sum %r has not sent is lost", self.what.name)
+            left = None
+        self._took_s += time.perf_counter() - began
+        self._keep(left, after, self._p.nbytes + q.nbytes)
         self.end(q, None)
 
-    def _note(self, left: Floats | None, after: Floats | None, sent: int) -> None:
-        self.undo = None
-        self.what.coder.end_sum(left, after, self.what.info.nbytes, sent, self._took_s)
+    def _keep(self, left: Floats | None, after: Floats | None, sent: int) -> None:
+        self._push = None
+        self.what.coder.end_sum(self.codec, left, after, self.what.info.nbytes, sent, self._took_s)
 
-    def _aside(self, work: Callable[[], None]) -> None:
-        """Compute beside the loop; what fails there ends the call."""
+    def put_back(self) -> None:
+        """Let what was kept before be kept again."""
+        push, self._push = self._push, None
+        if push is not None:
+            self.what.coder.undo_sum(self.codec, push)
 
-        def guarded() -> None:
-            try:
-                work()
-            except AsyncPSError as error:
-                self.end(None, error)
-            except Exception as error:
-                log.exception("the sum %r failed", self.what.name)
-                self.end(None, AsyncPSError(f"the sum {self.what.name!r} failed: {error!r}"))
-
-        threading.Thread(target=guarded, name="asyncps factors", daemon=True).start()
-
-    def end(self, came: Any, error: AsyncPSError | None) -> None:
+    def end(self, came: Floats | None, error: AsyncPSError | None) -> None:
         """As `CodedSum.end`."""
-        super().end(came, error)
-        self._over()
+        try:
+            super().end(came, error)
+        finally:
+            self._over()
 
-    def result(self, out: Floats, came: Floats | None) -> int:
+    def result(self, out: Floats, came: Floats) -> None:
         """As `CodedSum.result`."""
-        if came is None:
-            out[:] = 0
-            return 0
         if came.ndim == 1:
             out[:] = came
         else:
             factors.product(out, self._p, came)
-        return len(self._codes)

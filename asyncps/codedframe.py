@@ -1,130 +1,162 @@
-"""What a rank sends of an array that all ranks sum, encoded: a head, and the bytes of its codec."""
+"""What ranks tell each other of an array that they sum in few bytes: first a word, then the array.
+
+The word says what the call is and whether the array can be encoded. So ranks that call differently,
+and an array that is not finite, are known to all before any rank has encoded anything.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from asyncps.errors import CodecError, CollectiveMismatch
-from asyncps.tensor import codecs, dtypes
-from asyncps.tensor.codecs import Codec
+from asyncps.errors import CodecError, CollectiveMismatch, ShapeMismatch, TensorError
 from asyncps.tensor.pool import Bytes
-from asyncps_ext.seeds import seed_of
 
-# What a rank says of its array: it is here; its call is refused by all, since the array cannot be
-# encoded; or all skip it.
-OK, REFUSED, SKIPPED = range(3)
-_STATES = (OK, REFUSED, SKIPPED)
+_SIZE = struct.Struct("<I")  # before a word: its bytes
+_MOST_WORD = 64 << 10
 
-# bytes in all, rank, state, operation, dtype, dimensions, factor; then the codec's, and the shape
-_HEAD = struct.Struct("<QIBBBBd")
-_MOST_TEXT = 400  # bytes of what is the matter
+# Before an encoded array: its bytes, the seed of its codec, and whether its rank has failed.
+_HEAD = struct.Struct("<QQB")
 
 
-class Words(NamedTuple):
-    """What must be the same at all ranks, beside the codec."""
+class State(IntEnum):
+    """What a rank says of its array."""
 
-    operation: int
-    factor: float
-    dtype: str
-    shape: tuple[int, ...]
+    THERE = 0
+    WHOLE = 1  # there, but it must not be factored: all send theirs as they are
+    SKIPPED = 2  # not finite, and the sum is skipped by all
+    REFUSED = 3  # not finite
+    ANOTHER = 4  # of another shape or dtype than the one before, of which something is kept
 
 
-class Frame(NamedTuple):
-    """What one rank has sent.
+class Word(msgspec.Struct, array_like=True, frozen=True):
+    """What one rank says of a call.
 
     Attributes:
-        rank: Of the set that takes part.
-        state: OK, REFUSED or SKIPPED.
-        words: Of its call.
-        codec: That decodes it.
-        elements: That it says to have.
-        seed: That it decodes with.
-        payload: The encoded array; a text of a refused one.
+        rank: Of the job.
+        state: A number of `State`.
+        operation, factor, dtype, shape, compression: What must be the same at all ranks.
+        text: What is the matter with the array.
     """
 
     rank: int
-    state: int
-    words: Words
-    codec: Codec
-    elements: int
-    seed: int
-    payload: Bytes
-
-    @property
-    def text(self) -> str:
-        """What is the matter with a refused one."""
-        return bytes(self.payload[:_MOST_TEXT]).decode(errors="replace")
+    state: State
+    operation: str
+    factor: float
+    dtype: str
+    shape: tuple[int, ...]
+    compression: str
+    text: str = ""
 
 
-def framed(
-    rank: int, state: int, words: Words, head: bytes, payloads: Sequence[Bytes]
-) -> Bytes:
-    """Return the bytes of a frame; `payloads` lie in it one behind the other."""
-    shape = struct.pack(f"<{len(words.shape)}Q", *words.shape)
-    size = _HEAD.size + len(head) + len(shape) + sum(payload.nbytes for payload in payloads)
-    begin = _HEAD.pack(size, rank, state, words.operation, dtypes.NAMES.index(words.dtype),
-                       len(words.shape), words.factor)
-    return np.concatenate([np.frombuffer(begin + head + shape, np.uint8), *payloads])
+_SAME = ("operation", "factor", "dtype", "shape", "compression")
 
 
-def parsed(raw: Bytes) -> list[Frame]:
-    """Return the frames that lie behind each other.
+def word_bytes(word: Word) -> Bytes:
+    """Return a word as it travels."""
+    data = msgspec.msgpack.encode(word)
+    return np.frombuffer(_SIZE.pack(len(data)) + data, np.uint8)
+
+
+def agree(raw: Bytes, name: str, key: int | str, ranks: Sequence[int]) -> list[Word]:
+    """Return what all say, in the order of ranks; they say the same, and there may be a sum.
+
+    Args:
+        raw: Their words, one behind the other.
+        name: Of the call.
+        key: Whose array it is, for messages.
+        ranks: That may take part.
 
     Raises:
-        CodecError, RemoteProtocolError: They are none.
+        CollectiveMismatch: They call differently; it names two ranks and what differs.
+        TensorError: An array is not finite.
+        ShapeMismatch: An array is another than the one before.
+        CodecError: These are no words.
+    """
+    words = _words(raw)
+    found = [word.rank for word in words]
+    if not found or found != sorted(set(found)) or not set(found) <= set(ranks):
+        raise CodecError("words of ranks that take no part", expected=list(ranks), got=found)
+    first = words[0]
+    for other in words[1:]:
+        differing = [f"{what} {getattr(first, what)} and {getattr(other, what)}"
+                     for what in _SAME if getattr(first, what) != getattr(other, what)]
+        if differing:
+            raise CollectiveMismatch(f"the ranks make the sum {name!r} differently: ranks "
+                                     f"{first.rank} and {other.rank}: {', '.join(differing)}")
+    for word in words:
+        if word.state == State.REFUSED:
+            raise TensorError("a gradient that is to be compressed is not finite", key=key,
+                              rank=word.rank, expected="no NaN and no infinity", got=word.text)
+        if word.state == State.ANOTHER:
+            raise ShapeMismatch("another array than before, of which something is kept that was "
+                                "not sent", key=key, rank=word.rank, expected=word.text,
+                                got=f"{word.dtype} of shape {word.shape}")
+    return words
+
+
+def _words(raw: Bytes) -> list[Word]:
+    words, data, begin = [], raw.tobytes(), 0
+    while begin < len(data):
+        middle = begin + _SIZE.size
+        size = _SIZE.unpack(data[begin:middle])[0] if middle <= len(data) else _MOST_WORD
+        begin = middle + size
+        if size >= _MOST_WORD or begin > len(data):
+            raise CodecError("a word of no length", expected=f"below {_MOST_WORD}", got=size)
+        try:
+            words.append(msgspec.msgpack.decode(data[middle:begin], type=Word))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CodecError(f"no word of a sum: {error}") from None
+    return words
+
+
+class Frame(NamedTuple):
+    """One rank's encoded array.
+
+    Attributes:
+        seed: That it is decoded with.
+        has_failed: The rank could not encode it.
+        payload: The encoded array.
+    """
+
+    seed: int
+    has_failed: bool
+    payload: Bytes
+
+
+def framed(seed: int, payloads: Sequence[Bytes] | None) -> Bytes:
+    """Return a frame as it travels.
+
+    Args:
+        seed: Of the codec.
+        payloads: They lie in it one behind the other; None: this rank has failed.
+    """
+    size = _HEAD.size + sum(payload.nbytes for payload in payloads or ())
+    head = np.frombuffer(_HEAD.pack(size, seed, payloads is None), np.uint8)
+    return np.concatenate([head, *(payloads or ())])
+
+
+def frames_of(raw: Bytes, count: int) -> list[Frame]:
+    """Return so many frames that lie behind each other.
+
+    Raises:
+        CodecError: They do not.
     """
     frames = []
     while raw.nbytes:
-        frame, size = _parsed(raw)
-        frames.append(frame)
+        size, seed, failed = (_HEAD.unpack(raw[: _HEAD.size].data)
+                              if raw.nbytes >= _HEAD.size else (0, 0, 0))
+        if not _HEAD.size <= size <= raw.nbytes:
+            raise CodecError("an encoded array of no length",
+                             expected=f"{_HEAD.size} to {raw.nbytes} bytes", got=size)
+        frames.append(Frame(seed, bool(failed), raw[_HEAD.size : size]))
         raw = raw[size:]
+    if len(frames) != count:
+        raise CodecError("another number of encoded arrays than of ranks that have agreed",
+                         expected=count, got=len(frames))
     return frames
-
-
-def _parsed(raw: Bytes) -> tuple[Frame, int]:
-    least = _HEAD.size + codecs.HEAD_BYTES
-    if raw.nbytes < least:
-        raise CodecError("an encoded array without a head", expected=f"{least} bytes or more",
-                         got=raw.nbytes)
-    size, rank, state, operation, dtype, axes, factor = _HEAD.unpack(raw[: _HEAD.size].data)
-    begin = least + 8 * axes
-    if not begin <= size <= raw.nbytes or state not in _STATES or dtype >= len(dtypes.NAMES):
-        raise CodecError("an impossible head of an encoded array", rank=rank,
-                         expected=f"{begin} to {raw.nbytes} bytes, a state of {_STATES}",
-                         got=f"{size} bytes, state {state}, dtype {dtype}")
-    codec, elements, seed = codecs.parse_head(bytes(raw[_HEAD.size : least]), codecs.BY_NUMBER)
-    shape = struct.unpack(f"<{axes}Q", raw[least:begin].data)
-    words = Words(operation, factor, dtypes.NAMES[dtype], shape)
-    if codec.is_seeded:
-        seed = seed_of(seed, 0)  # of the first piece, and there is one
-    return Frame(rank, state, words, codec, elements, seed, raw[begin:size]), size
-
-
-def common(frames: Sequence[Frame], name: str) -> None:
-    """Refuse frames of different calls, or of one rank twice.
-
-    Raises:
-        CollectiveMismatch: It names two ranks and what differs.
-        CodecError: A rank is there twice.
-    """
-    first = frames[0]
-    if len({frame.rank for frame in frames}) < len(frames):
-        raise CodecError("arrays of one rank twice", got=[frame.rank for frame in frames])
-    for other in frames[1:]:
-        found = [f"{word} {a} and {b}" for word, a, b in
-                 zip(Words._fields, first.words, other.words, strict=True) if a != b]
-        one, two = (_codec_of(frame) for frame in (first, other))
-        if one != two:
-            found.append(f"compression {one} and {two}")
-        if found:
-            raise CollectiveMismatch(f"the ranks make the sum {name!r} differently: ranks "
-                                     f"{first.rank} and {other.rank}: {', '.join(found)}")
-
-
-def _codec_of(frame: Frame) -> str:
-    codec = frame.codec
-    return f"{codec.name} ({codec.parameter:g}, {'f16' if codec.half else 'f32'})"

@@ -55,7 +55,7 @@ class CodedStoreVerbs:
         self._check_open()
         coded = self._coded or self._make_coded()
         coded.set(compression_params, keys, self._gather(), default=default)
-        for key, spec in self._keys.items():
+        for key, spec in list(self._keys.items()):
             coded.know(key, spec)
 
     def _gather(self) -> Gather:
@@ -72,8 +72,7 @@ class CodedStoreVerbs:
 
     def _make_coded(self) -> CodedSums:
         comm = self._calling.comm
-        self._coded = coded_sums(self._calling.worker, comm._fusing, comm.rank, comm.world_size,
-                                 self._name, 0)
+        self._coded = coded_sums(self._calling.worker, comm._fusing, comm._ranks, self._name, 0)
         return self._coded
 
     def compression_report(self) -> dict[int | str, dict[str, Any]]:

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from asyncps.aside import Aside
 from asyncps.codedfactors import Factored
-from asyncps.codedsum import CodedSum, Gathered, Halves, Last, What
-from asyncps.collectivecall import CollectiveHandle
-from asyncps.errors import (
-    AsyncPSError,
-    ConfigError,
-    Disagreement,
-    ShapeMismatch,
-)
+from asyncps.codedsum import HALVES, CodedSum, Gathered, Halves, What
+from asyncps.collectivecall import CollectiveHandle, Step
+from asyncps.errors import AsyncPSError, ConfigError, Disagreement
 from asyncps.fusing import Fusing
 from asyncps.roles import momenta, rates
+from asyncps.roles.coding import Coding
 from asyncps.roles.compressing import Compression
+from asyncps.roles.ending import Last
 from asyncps.roles.gains import gains
+from asyncps.roles.made import Op, Verb
 from asyncps.roles.plan import KeyInfo
-from asyncps.roles.rules import Keys, Rule, Words
+from asyncps.roles.rules import Keys, Words
 from asyncps.tensor import codecs
 from asyncps.tensor.codecs import KINDS
 from asyncps.tensor.codecs.powersgd import PowerSGD
 from asyncps.tensor.dtypes import Array
+from asyncps.tensor.pool import Bytes
 from asyncps.values import Key, as_keys, check_text, key_spec
 
 Gather = Callable[[Array], Array]  # of all ranks, one behind the other
 
-_HALVES = ("f16", "bf16")  # of more than two ranks they are summed as such
-_ENDED = Rule(None, codecs.checked(None), 1)  # what goes with what was kept, as it is
+_MOST_INFOS = 1 << 16  # keys that are told of; names of calls may be new each time
 
 
 class SummedKey(KeyInfo):
@@ -53,19 +52,19 @@ class CodedSums:
 
     Args:
         fusing: Makes calls.
-        rank, world: This rank, and how many there are.
+        ranks: Of the job, that take part.
         seed: What random places are drawn for, the same at all ranks: the job, and a number.
         threads: That may work on an array at once.
     """
 
     def __init__(
-        self, fusing: Fusing, rank: int, world: int, seed: tuple[str, int], threads: int
+        self, fusing: Fusing, ranks: Sequence[int], seed: tuple[str, int], threads: int
     ) -> None:
         self._fusing = fusing
-        self._rank = rank
-        self._world = world
+        self._ranks = ranks
         self._seed = seed
-        self._compression = Compression(rank, world, *seed, threads)
+        self._aside = Aside()
+        self._compression = Compression(fusing.rank, len(ranks), *seed, threads)
         self._infos: dict[Key, SummedKey] = {}
         self._told: dict[Key, Key] = {}
         self._hyper: Mapping[str, Any] = {}
@@ -87,20 +86,21 @@ class CodedSums:
             ConfigError: What is said cannot be.
             Disagreement: Another rank says something else.
         """
-        refused: AsyncPSError | None = None
+        refused: Exception | None = None
         said = b""
         try:
             named, words = self._checked(spec, keys, default=default)
             said = msgspec.json.encode((named, words, default), order="sorted")
-        except AsyncPSError as error:
-            refused = error  # the others shall hear of it, and not wait
+        except Exception as error:  # noqa: BLE001 - raised when the others have heard of it
+            refused = error
         every = self._told_by_all(gather, said)
         if refused is not None:
             raise refused
         for rank, other in enumerate(every):
             if other != every[0]:
-                raise Disagreement(f"ranks 0 and {rank} set different compressions", rank=rank,
-                                   expected=_shown(every[0]), got=_shown(other))
+                first, second = self._ranks[0], self._ranks[rank]
+                raise Disagreement(f"ranks {first} and {second} set different compressions",
+                                   rank=second, expected=_shown(every[0]), got=_shown(other))
         self._compression.add(named, words, default=default)
 
     def _checked(self, spec: object, keys: Any, *, default: bool) -> tuple[Keys, Words]:
@@ -109,7 +109,7 @@ class CodedSums:
             raise ConfigError("pull of a compression: nothing is pulled without servers",
                               expected="None", got=words["pull"])
         self._check_hyper(self._hyper, words)
-        named = keys
+        named: Keys = str(keys) if isinstance(keys, str) else None
         if keys is not None and not isinstance(keys, str):
             named = list(as_keys(keys)[0])
         if named == []:
@@ -170,7 +170,7 @@ class CodedSums:
 
     def know(self, key: Key, array: Array) -> None:
         """There is such a key."""
-        self._info(key, array)
+        self._infos.setdefault(key, self._info(key, array))
 
     def look(self) -> None:
         """Warn of words that no key is named by."""
@@ -191,51 +191,64 @@ class CodedSums:
 
         Returns:
             The call's handle; None if this array is to travel as it is.
-
-        Raises:
-            ShapeMismatch: The array before had another shape or dtype.
         """
-        if not self._compression.speaks_of(key):
+        if not self._compression.speaks_of(self._told.get(key, key)):
             return None
         info = self._info(key, place.array)
         rule, _ = self._compression.rule_of(info)
-        way: type[CodedSum]
         if rule is None:
-            kept = self._compression.coder_of(key)
-            if kept is None or self._compression.last_of(info) is None:
-                info.dense_bytes += info.nbytes
+            kept = self._last_of(info)
+            if kept is None:
+                self._count_dense(info)
                 return None
-            rule, coder, way = _ENDED, kept, Last
+            return self._begin_last(info, kept, name, place, mean=mean, factor=factor)
+        before = ""
+        coder, known = self._compression.coder_of(key), self._infos.get(key)
+        if coder is not None and (
+            coder.size != place.array.size or (known is not None and known.shape != info.shape)
+        ):
+            if coder.keeps_something:
+                before = f"{coder.size} elements" if known is None else f"shape {known.shape}"
+            else:
+                self._compression.coders.forget(key)
+        if not before:
+            coder = self._compression.coder(info, rule)
+        assert coder is not None
+        what = What(self._fusing, self._aside, name, info, rule, coder, before, self._seed,
+                    self._ranks, place, mean, factor, lambda: self._infos.update({key: info}))
+        return self._begin(key, what)
+
+    def _begin(self, key: Key, what: What) -> CollectiveHandle:
+        call: CodedSum
+        if isinstance(what.rule.codec, PowerSGD):
+            call = Factored(what, lambda: self._next(key))
+        elif what.rule.codec.name in HALVES and len(self._ranks) > 2:
+            call = Halves(what)
         else:
-            coder, way = self._compression.coder(info, rule), self._way(rule)
-        what = What(self._fusing, name, info, rule, coder, self._seed, self._rank, self._world,
-                    place, mean, factor)
-        if way is Factored:
-            return self._in_turn(Factored(what, lambda: self._next(key)), key)
-        call = way(what)
-        call.begin()
+            call = Gathered(what)
+        self._fusing.begin_several(call.handle)
+        try:
+            if isinstance(call, Factored):
+                self._in_turn(call, key)
+            else:
+                call.say()
+        except BaseException:
+            self._fusing.forget(call.handle)
+            raise
         return call.handle
 
-    def _way(self, rule: Rule) -> type[CodedSum]:
-        if isinstance(rule.codec, PowerSGD):
-            return Factored
-        if rule.codec.name in _HALVES and self._world > 2:
-            return Halves
-        return Gathered
-
-    def _in_turn(self, call: Factored, key: Key) -> CollectiveHandle:
+    def _in_turn(self, call: Factored, key: Key) -> None:
         with self._lock:
             waiting = self._turns.get(key)
             if waiting is not None:
                 waiting.append(call)
-                return call.handle
+                return
             self._turns[key] = deque()
         try:
-            call.begin()
+            call.say()
         except BaseException:
             self._next(key)
             raise
-        return call.handle
 
     def _next(self, key: Key) -> None:
         """A key's call has ended: begin the next. Any thread."""
@@ -245,20 +258,66 @@ class CodedSums:
                 del self._turns[key]
                 return
             call = waiting.popleft()
-        call.begin_later()
+        call.say_later()
+
+    def _last_of(self, info: SummedKey) -> Last | None:
+        """Return what takes along what a key has kept, if its compression has ended."""
+        coder = self._compression.coder_of(info.key)
+        fits = coder is not None and coder.size * info.dtype.itemsize == info.nbytes
+        return self._compression.last_of(info) if fits else None
+
+    def _begin_last(
+        self, info: SummedKey, last: Last, name: str, place: CollectiveHandle, *, mean: bool,
+        factor: float,
+    ) -> CollectiveHandle:
+        """Begin the sum of an array as it is, with what was kept of it."""
+        array, coding = place.array, Coding()
+        room = np.empty_like(array)
+
+        def finish(_: Any) -> Any:
+            np.copyto(array, room)
+            return place.put()
+
+        handle = CollectiveHandle(self._fusing, name, room, None, finish)
+
+        def ended(_: Any, error: AsyncPSError | None) -> None:
+            if error is not None:
+                coding.put_back()
+            self._fusing.ended(handle, None, error)
+
+        self._fusing.begin_several(handle)
+        try:
+            last.write(_bytes(room), _bytes(array), coding)
+            op = Op.MEAN if mean else Op.SUM
+            self._fusing.post((Verb.ALL_REDUCE, op, info.spec.dtype, 0, factor),
+                              Step(self._fusing, name, room, ended), [])
+        except BaseException:
+            coding.put_back()
+            self._fusing.forget(handle)
+            raise
+        self._count_dense(info)
+        return handle
+
+    def _count_dense(self, info: SummedKey) -> None:
+        """Take note of an array that travels as it is; of names without end not of all."""
+        known = self._infos.get(info.key)
+        if known is None and len(self._infos) < _MOST_INFOS:
+            known = self._infos.setdefault(info.key, info)
+        if known is not None:
+            known.dense_bytes += info.nbytes
 
     def _info(self, key: Key, array: Array) -> SummedKey:
         info = self._infos.get(key)
-        if info is None:
-            info = SummedKey(key_spec(key, array), [])
+        if info is None or info.shape != array.shape or info.dtype != array.dtype:
+            before, info = info, SummedKey(key_spec(key, array), [])
             info.told = self._told.get(key, key)
-            info = self._infos.setdefault(key, info)
-        if info.shape != array.shape or info.dtype != array.dtype:
-            raise ShapeMismatch("another array than was summed before, of which something may be "
-                                "kept that was not sent", key=key,
-                                expected=f"{info.dtype} of shape {info.shape}",
-                                got=f"{array.dtype} of shape {array.shape}")
+            info.dense_bytes = 0 if before is None else before.dense_bytes
         return info
+
+
+def _bytes(array: Array) -> Bytes:
+    found: Bytes = array.reshape(-1).view(np.uint8)
+    return found
 
 
 def _shown(said: bytes) -> str:

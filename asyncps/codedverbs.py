@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncps.codedsums import CodedSums
@@ -24,9 +24,7 @@ class CodedVerbs:
     if TYPE_CHECKING:  # the communicator's
         _fusing: Fusing
         _worker: Worker
-        _sums: list[CollectiveHandle]
-        rank: int
-        world_size: int
+        _ranks: Sequence[int]
 
         def all_gather(self, x: Any, name: str | None = None, async_op: bool = False) -> Any: ...
 
@@ -49,7 +47,7 @@ class CodedVerbs:
             Disagreement: Another rank said something else.
         """
         coded = self._coded or coded_sums(
-            self._worker, self._fusing, self.rank, self.world_size, "", self._fusing.number)
+            self._worker, self._fusing, self._ranks, "", self._fusing.number)
         coded.set(compression_params, names, self.all_gather)
         self._coded = coded
 
@@ -67,17 +65,12 @@ class CodedVerbs:
         """Begin a sum in few bytes; None if it is to go as it is."""
         if op not in (Op.SUM, Op.MEAN):
             return None
-        handle = coded.begin(key, place.name, place, mean=op == Op.MEAN, factor=factor)
-        if handle is not None:
-            # Some make a second call when the first has ended: who joins waits for them.
-            self._sums = [each for each in self._sums if not each.ended]
-            self._sums.append(handle)
-        return handle
+        return coded.begin(key, place.name, place, mean=op == Op.MEAN, factor=factor)
 
 
 def coded_sums(
-    worker: Worker, fusing: Fusing, rank: int, world: int, store: str, number: int
+    worker: Worker, fusing: Fusing, ranks: Sequence[int], store: str, number: int
 ) -> CodedSums:
     """Return the compressed sums of a communicator, or of a store."""
     seed = f"{worker.config.job}/{store}", number
-    return CodedSums(fusing, rank, world, seed, threads_of(worker.config.kernel_threads))
+    return CodedSums(fusing, ranks, seed, threads_of(worker.config.kernel_threads))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from asyncps.errors import AsyncPSError, DeadlineExceeded
 from asyncps.roles.operation import LOOK_S
+
+log = logging.getLogger(__name__)
 
 
 class Calls(Protocol):
@@ -20,8 +23,7 @@ class Calls(Protocol):
         """Begin those that wait for others."""
 
 
-# Bringing results to their places may take a while, and two threads may ask for it.
-_FINISHING = threading.RLock()
+_LOCKS = threading.Lock()  # held while a handle gets one of its own
 
 
 class CollectiveHandle:
@@ -31,7 +33,9 @@ class CollectiveHandle:
     place, writes it.
     """
 
-    __slots__ = ("_calls", "_ended", "_error", "_finish", "_name", "_result", "array")
+    __slots__ = ("_calls", "_ended", "_error", "_finish", "_lock", "_name", "_result", "array")
+
+    takes_name = True  # nobody else may use it before the end
 
     def __init__(
         self, calls: Calls, name: str, array: Any, result: Any,
@@ -43,6 +47,7 @@ class CollectiveHandle:
         self._finish = finish
         self._ended = False
         self._error: AsyncPSError | None = None
+        self._lock: threading.RLock | None = None
         self.array = array  # contiguous, on the host
 
     def __repr__(self) -> str:
@@ -72,12 +77,12 @@ class CollectiveHandle:
         """Tell whether it has ended, well or not; the result is in its place then."""
         if not self._ended:
             self._calls.flush()
-            return self._ended
+            return False
         self._settle()
         return True
 
     def exception(self) -> AsyncPSError | None:
-        """Return why it failed, None if it did not or has not ended."""
+        """Return why it failed, None if it did not or has not ended; as `done` does."""
         if self._ended:
             self._settle()
         return self._error
@@ -86,18 +91,23 @@ class CollectiveHandle:
         """It has ended: make of what came what `wait` returns."""
         if self._finish is None or self._error is not None:
             return
-        with _FINISHING:
-            finish = self._take_finish()
-            if finish is None:  # another thread was faster
-                return
-            try:
-                self._result = finish(self._result)
-            except AsyncPSError as error:
-                self._error = error
+        with _LOCKS:
+            lock = self._lock = self._lock or threading.RLock()
+        with lock:  # another thread may be at it
+            self._bring()
 
-    def _take_finish(self) -> Callable[[Any], Any] | None:
-        finish, self._finish = self._finish, None
-        return finish
+    def _bring(self) -> None:
+        if self._finish is None or self._error is not None:
+            return
+        try:
+            self._result = self._finish(self._result)
+        except AsyncPSError as error:
+            self._error = error
+        except Exception as error:
+            log.exception("the end of the collective call %r failed", self._name)
+            self._error = AsyncPSError(
+                f"the collective call {self._name!r} failed at its end: {error!r}")
+        self._finish = None  # only now: after an interrupt the next wait does it again
 
     # ---- the communicator's ----
 
@@ -115,11 +125,18 @@ class CollectiveHandle:
         """Whether it has ended."""
         return self._ended
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended, and not well, as far as is known before the result is looked at."""
+        return self._error is not None
+
     def end(self, result: Any, error: AsyncPSError | None) -> None:
         """It has ended. `result` is the bytes of a new array, None where `array` is it."""
         if result is not None:
             self._result = result
         self._error = error
+        if error is not None:
+            self._finish = None
         self._ended = True
 
 
@@ -132,6 +149,8 @@ class Step(CollectiveHandle):
     """
 
     __slots__ = ("_then",)
+
+    takes_name = False  # it is the other call's
 
     def __init__(
         self, calls: Calls, name: str, array: Any,

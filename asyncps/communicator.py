@@ -100,7 +100,8 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
 
         Raises:
             CollectiveMismatch: The ranks have called differently; all of them hear it, and go on.
-            TensorError: An array that cannot be reduced.
+            TensorError: An array that cannot be reduced; or, at all ranks, one that is to be
+                compressed and is not finite, or has another shape than that name had before.
             ConfigError: An unknown `op`, or a name that is under way.
             NodeLost: A rank is gone.
         """
@@ -255,10 +256,8 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
         """Leave the job; what this rank was called for arrives first."""
         if not self._fusing.closed and not self._runtime.forked:
             for each in self._sets:
-                each.flush()
-                each._fusing.closed = True
-            self.flush()
-            self._fusing.closed = True
+                each._fusing.close()
+            self._fusing.close()
             self._release()
 
     def __enter__(self) -> Self:

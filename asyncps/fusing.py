@@ -7,6 +7,7 @@ somebody waits, when they fill a frame, when another kind of call comes, or when
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,6 +77,8 @@ class Fusing:
         self._pending: list[CollectiveHandle] = []  # small calls, not made yet
         self._pending_bytes = 0
         self._names: set[str] = set()  # under way
+        # Calls that are made of several, and whether all ranks have made them.
+        self._several: dict[CollectiveHandle, bool] = {}
         self._most_ahead_bytes = _MOST_AHEAD_BYTES
         self._at_once_bytes = AT_ONCE_BYTES // max(1, world - 1)
         self.closed = False
@@ -93,11 +96,8 @@ class Fusing:
         size = handle.array.nbytes
         with self._lock:
             self.check_open()
-            if handle.name:
-                if handle.name in self._names:
-                    raise ConfigError("this name is under way", expected="another name, or a wait",
-                                      got=repr(handle.name))
-                self._names.add(handle.name)
+            if handle.name and handle.takes_name:
+                self._take_name(handle.name)
             fits = size <= self._at_once_bytes and not splits
             if self._pending and (
                 (kind is not self._kind and kind != self._kind) or not fits
@@ -176,15 +176,65 @@ class Fusing:
         self, handles: Sequence[CollectiveHandle], result: Any, error: AsyncPSError | None
     ) -> None:
         for handle in handles:
-            if handle.name:
+            if handle.name and handle.takes_name:
                 self._names.discard(handle.name)
             handle.end(result, error)
         self._ends.told()
 
+    # ---- calls that are made of several, one after the other ----
+
+    def begin_several(self, handle: CollectiveHandle) -> None:
+        """Begin a call that several `Step`s are made for, under its name; `ended` ends it."""
+        with self._lock:
+            self.check_open()
+            if handle.name:
+                self._take_name(handle.name)
+            self._several[handle] = False
+
+    def agreed(self, handle: CollectiveHandle) -> None:
+        """All ranks have made such a call."""
+        with self._lock:
+            if handle in self._several:
+                self._several[handle] = True
+
     def ended(self, handle: CollectiveHandle, result: Any, error: AsyncPSError | None) -> None:
-        """A call that was made of others has ended. Any thread."""
+        """Such a call has ended. Any thread."""
+        with self._lock:
+            self._several.pop(handle, None)
+            self._names.discard(handle.name)
         handle.end(result, error)
         self._ends.told()
+
+    def forget(self, handle: CollectiveHandle) -> None:
+        """Such a call was not made after all."""
+        with self._lock:
+            self._several.pop(handle, None)
+            self._names.discard(handle.name)
+
+    def wait_for_several(self, *, agreed: bool) -> None:
+        """Wait for the ends of such calls.
+
+        Args:
+            agreed: Only of those that all ranks have made.
+        """
+        with self._lock:
+            handles = [handle for handle, is_agreed in self._several.items()
+                       if is_agreed or not agreed]
+        for handle in handles:
+            self.wait(handle, None)
+
+    def close(self) -> None:
+        """Send what waits, let the calls end that all ranks are at, and make no more."""
+        self.flush()
+        with contextlib.suppress(AsyncPSError):
+            self.wait_for_several(agreed=True)
+        self.closed = True
+
+    def _take_name(self, name: str) -> None:
+        if name in self._names:
+            raise ConfigError("this name is under way", expected="another name, or a wait",
+                              got=repr(name))
+        self._names.add(name)
 
     def check_open(self) -> None:
         """Refuse what comes after the end."""

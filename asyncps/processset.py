@@ -83,8 +83,7 @@ def close_set(fusing: Fusing, runtime: Runtime, collecting: Collecting) -> None:
     """Take part in a set no more, and let its other ranks know."""
     if fusing.closed or runtime.forked:
         return
-    fusing.flush()
-    fusing.closed = True
+    fusing.close()
 
     async def leave() -> None:
         if collecting.failure is None:

@@ -6,6 +6,7 @@ begun on the loop as soon as that is known, in whatever order users wait.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,8 @@ from asyncps.roles.made import Op, Verb
 from asyncps.tensor import dtypes
 from asyncps.tensor.dtypes import Array
 from asyncps.tensor.pool import Bytes
+
+log = logging.getLogger(__name__)
 
 MOST_ROWS = 1 << 32
 
@@ -67,12 +70,20 @@ class SparseCall:
         self._name = name
         self.handle = CollectiveHandle(
             fusing, name, values, None, lambda raw: finish(self._result(raw)))
-        if world == 1 or size * self._row_bytes <= SMALL_BYTES:
-            self._in_full()
-            return
-        word = [rank, len(indices), size, dtypes.NAMES.index(self._dtype.name), int(self._op),
-                *values.shape[1:]]
-        self._post(_gather("int64"), np.array([word], np.int64), self._told)
+        fusing.begin_several(self.handle)
+        try:
+            if world == 1 or size * self._row_bytes <= SMALL_BYTES:
+                self._in_full()
+                return
+            word = [rank, len(indices), size, dtypes.NAMES.index(self._dtype.name), int(self._op),
+                    *values.shape[1:]]
+            self._post(_gather("int64"), np.array([word], np.int64), self._told)
+        except BaseException:
+            fusing.forget(self.handle)
+            raise
+
+    def _end(self, result: Any, error: AsyncPSError | None) -> None:
+        self._fusing.ended(self.handle, result, error)
 
     def _post(self, kind: Kind, array: Array, then: Callable[[Any, Any], None]) -> None:
         self._fusing.post(kind, Step(self._fusing, self._name, array, then), [])
@@ -80,12 +91,16 @@ class SparseCall:
     def _told(self, raw: Any, error: AsyncPSError | None) -> None:
         """All have told how much they have. On the loop."""
         if error is not None:
-            self.handle.end(None, error)
+            self._end(None, error)
             return
-        words = np.frombuffer(bytes(raw), np.int64).reshape(
-            -1, len(_WORDS) + self._values.ndim - 1)
         try:
+            size = 8 * (len(_WORDS) + self._values.ndim - 1)
+            if not raw.nbytes or raw.nbytes % size:
+                raise CodecError("no words of a sparse sum", expected=f"{size} bytes each",
+                                 got=raw.nbytes)
+            words = np.frombuffer(raw.tobytes(), np.int64).reshape(-1, size // 8)
             self._check_equal(words)
+            self._fusing.agreed(self.handle)
             if int(words[:, 1].sum()) * (_NUMBER.itemsize + self._row_bytes) >= (
                 2 * self._size * self._row_bytes  # there, and back
             ):
@@ -94,20 +109,22 @@ class SparseCall:
                 self._counts = words[:, 1].tolist()
                 rows = np.ascontiguousarray(self._values).reshape(-1).view(np.uint8)
                 numbers = self._indices.astype(_NUMBER).view(np.uint8)
-                self._post(_gather("uint8"), np.concatenate([numbers, rows]), self.handle.end)
+                self._post(_gather("uint8"), np.concatenate([numbers, rows]), self._end)
             self._fusing.flush_soon()
         except AsyncPSError as failed:
-            self.handle.end(None, failed)
+            self._end(None, failed)
+        except Exception as failed:
+            # Such as no memory: nobody else would end it.
+            log.exception("the sparse sum %r failed", self._name)
+            self._end(None, AsyncPSError(f"the sparse sum {self._name!r} failed: {failed!r}"))
 
     def _in_full(self) -> None:
         full = np.zeros((self._size, *self._values.shape[1:]), self._values.dtype)
         full[self._indices] = self._values
         self._counts = []
 
-        def ended(_: Any, error: AsyncPSError | None) -> None:
-            self.handle.end(full, error)
-
-        self._post((Verb.ALL_REDUCE, self._op, self._dtype.name, 0, 1.0), full, ended)
+        self._post((Verb.ALL_REDUCE, self._op, self._dtype.name, 0, 1.0), full,
+                   lambda _, error: self._end(full, error))
 
     def _check_equal(self, words: Array) -> None:
         first = words[0]

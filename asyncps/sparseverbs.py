@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from asyncps.choosing import Choice
-from asyncps.collectivecall import CollectiveHandle
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError
 from asyncps.groupedverbs import GroupedVerbs
 from asyncps.sparsecall import SparseCall, rows_of
@@ -26,7 +25,6 @@ class SparseVerbs(GroupedVerbs):
         super().__init__(*arguments)
         self._joins = 0
         self._unnamed = count()  # sparse calls without a name since then, alike at all ranks
-        self._sums: list[CollectiveHandle] = []  # sparse calls, of which some have ended
 
     def sparse_all_reduce(
         self, indices: Any, values: Any, size: int, op: str = "sum", name: str | None = None,
@@ -132,14 +130,11 @@ class SparseVerbs(GroupedVerbs):
         told = self._name(name) or f"asyncps/sparse/{self._joins}/{next(self._unnamed)}"
         call = SparseCall(self._fusing, told, self._fusing.rank, self.world_size, indices, values,
                           size, mean=mean, finish=finish)
-        self._sums = [handle for handle in self._sums if not handle.ended]
-        self._sums.append(call.handle)
         return call
 
     def _before_join(self) -> None:
         """Nothing follows a call behind a join; who joins earlier has made fewer calls."""
-        for handle in self._sums:
-            self._fusing.wait(handle, None)
+        self._fusing.wait_for_several(agreed=False)
         self._joins += 1
         self._unnamed = count()
 

@@ -97,6 +97,7 @@ ROOMS = (
     Room("asyncps.processset", 7.11, WIRE),
     Room("asyncps.sparsecall", 7.11, WIRE),
     Room("asyncps.sparseverbs", 7.12, WIRE),
+    Room("asyncps.aside", 7.0, WIRE),
     Room("asyncps.codedframe", 7.0, WIRE),
     Room("asyncps.codedsum", 7.11, WIRE),
     Room("asyncps.codedfactors", 7.12, WIRE),

@@ -82,6 +82,10 @@ class Coders:
             assert isinstance(coder, RowCoder)
             return coder
 
+    def forget(self, key: Key) -> None:
+        """Make another coder when this key comes again."""
+        self._by_key.pop(key, None)
+
     def kept(self) -> dict[Key, Kept]:
         """Return what there is to save, of keys with something: views, while nothing is pushed.
 

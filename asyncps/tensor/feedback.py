@@ -31,6 +31,22 @@ class Rate(NamedTuple):
     value: float
 
 
+class SumPush(NamedTuple):
+    """A push that is under way, of which all ranks find out together what is sent.
+
+    Attributes:
+        whole: The gradient and what was not sent before, float32[size]; its user's.
+        extra: What the codec keeps beside; only to be read.
+        number: Of the push.
+        kept: What was not sent before, None for nothing.
+    """
+
+    whole: Floats
+    extra: Floats
+    number: int
+    kept: Floats | None
+
+
 class KeyCoder:
     """One key at one worker: what it has not sent, whatever its codec, and what it has.
 
@@ -226,43 +242,52 @@ class KeyCoder:
             codec.write(payload, None if kept is None else kept[begin : begin + g.size], g)
             self._count(began, nbytes, payload.nbytes)
 
+    @property
+    def keeps_something(self) -> bool:
+        """Whether anything would be lost with it."""
+        return self.residual is not None or self.extra is not None
+
+    def pushes_of(self, codec: Codec) -> int:
+        """Return how often the key was encoded by a codec since it last became it."""
+        with self._lock:
+            return self.pushes if self.codec == codec.name else 0
+
     def begin_sum(
         self, codec: Stateful, g: Floats, shape: tuple[int, ...], *, feedback: bool = True
-    ) -> tuple[Floats, Floats, int]:
+    ) -> SumPush:
         """Begin a push of which all ranks together find out what is sent.
 
         Args:
             codec, g, shape, feedback: As `encode` has them.
-
-        Returns:
-            g + residual, which is the caller's until `end_sum` or `undo_sum`; what the codec keeps
-            beside, only to be read; and the number of the push.
         """
         with self._lock:
+            kept = self.residual if feedback else None
+            whole = np.array(g, np.float32)
+            if kept is not None:
+                reduce.add(whole, kept)
             self._become(codec)
             size = codec.extra_size(shape)
             if self.extra is None or self.extra.size != size:
                 self.extra = np.zeros(size, np.float32)
-            kept, self.residual = self.residual, None
-            whole = np.array(g, np.float32)
-            if kept is not None and feedback:
-                reduce.add(whole, kept)
+            self.residual = None
             self.pushes += 1
-            return whole, self.extra, self.pushes
+            return SumPush(whole, self.extra, self.pushes, kept)
 
     def end_sum(
-        self, left: Floats | None, extra: Floats | None, nbytes: int, sent: int, took_s: float
+        self, codec: Stateful, left: Floats | None, extra: Floats | None, nbytes: int, sent: int,
+        took_s: float,
     ) -> None:
         """End such a push.
 
         Args:
+            codec: As `begin_sum` had it; another one may be the key's now.
             left: What was not sent, ours from now on; None: nothing, or it is dropped.
             extra: What the codec keeps beside; None: what it has.
             nbytes, sent: Bytes of the value, and of what was sent.
             took_s: Seconds that computing took.
         """
         with self._lock:
-            if extra is not None:
+            if extra is not None and self.codec == codec.name:
                 self.extra = extra
             self.before_bytes += nbytes
             self.sent_bytes += sent
@@ -270,13 +295,13 @@ class KeyCoder:
         if left is not None:
             self.put_in(left)
 
-    def undo_sum(self, whole: Floats, g: Floats, *, feedback: bool = True) -> None:
+    def undo_sum(self, codec: Stateful, push: SumPush) -> None:
         """End such a push that was none: what was kept before is kept again."""
         with self._lock:
-            self.pushes -= 1
-        if feedback:
-            whole -= g
-            self.put_in(whole)
+            if self.codec == codec.name:
+                self.pushes -= 1
+        if push.kept is not None:
+            self.put_in(push.kept)
 
     def _kept(self, feedback: bool) -> Floats | None:
         """Return the residual to encode with: made if need be, dropped without feedback."""

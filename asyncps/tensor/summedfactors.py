@@ -12,6 +12,7 @@ numbers is written as additions and multiplications in a fixed order, and no BLA
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +28,14 @@ Wide = npt.NDArray[np.float64]
 _MOST_FACTORED = 1e37
 
 _DEPENDENT = 1e-7  # a column of which less is left, beside the others, is one of theirs
+_LANES = 64
 _BLOCK = 1 << 15  # elements that are made at once: they stay in the cache
 
 
-def is_factored(matrix: Floats, shape: tuple[int, ...]) -> bool:
-    """Tell whether a matrix can be factored without an infinity."""
-    return quantize.largest(matrix) * math.sqrt(max(sides(shape))) <= _MOST_FACTORED
+def are_factored(terms: Sequence[Floats | None], shape: tuple[int, ...]) -> bool:
+    """Tell whether the sum of some matrices, None for zeros, is factored without an infinity."""
+    largest = sum(quantize.largest(term) for term in terms if term is not None)
+    return largest * math.sqrt(max(sides(shape))) <= _MOST_FACTORED
 
 
 def first(matrix: Floats, before: Floats, seed: int, push: int) -> Floats:
@@ -102,7 +105,11 @@ def product(out: Floats, p: Floats, q: Floats) -> None:
 
 
 def _dot(a: Wide, b: Wide) -> float:
-    return float(np.add.reduce(a * b))
+    """Return a sum in which each addition has its place."""
+    products = a * b
+    whole = products.size - products.size % _LANES
+    lanes = np.add.reduce(products[:whole].reshape(-1, _LANES), axis=0)
+    return math.fsum([*lanes.tolist(), *products[whole:].tolist()])
 
 
 def _length(a: Wide) -> float:

@@ -187,7 +187,6 @@ def _compare(found: Any, wanted: Any) -> None:
 
 def kept(comm: Communicator) -> dict[str, int]:
     """Return how much the process holds of what calls may leave behind; all ranks ask together."""
-    comm.sparse_all_reduce([], np.ones(0), 1)  # it lets go of the one before
     for _ in range(10):  # what was sent before has arrived, and its sender knows that
         comm.barrier()
 
@@ -223,7 +222,7 @@ def open_calls(comm: Communicator) -> list[Any]:
     found = [calls._names, calls._pending, calls.ahead.bytes, made._made, made._open,
              made._running, made._early._waiting, made._early._rooms,
              [each for ranks in made.sets.values() for each in ranks.matching.missing()],
-             [each for each in comm._sums if not each.ended],
+             comm._fusing._several,
              [peer for peer in made.peers.values() if len(peer._kept) > 16]]
     return [each for each in found if each]
 

@@ -3,6 +3,7 @@ is wrong."""
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from asyncps.communicator import Communicator
 from asyncps.errors import (
+    AsyncPSError,
     CollectiveMismatch,
     ConfigError,
     Disagreement,
@@ -306,15 +308,33 @@ def test_ranks_that_call_differently_all_hear_it_and_nothing_is_lost(
     np.testing.assert_allclose(total, want, atol=2e-3)
 
 
-def test_mean_and_sum_are_different_calls(two: Group) -> None:
-    name = fresh()
+@pytest.mark.parametrize(("what", "first", "second"), [
+    ("operation mean and sum", {"op": "mean"}, {}),
+    ("factor 0.5 and 1.0", {"postscale": 0.5}, {}),
+    (r"shape \(300, 401\) and \(401, 300\)", {}, {"shape": SHAPE[::-1]}),
+    ("dtype float32 and float16", {}, {"dtype": "f2"}),
+])  # fmt: skip
+@pytest.mark.parametrize("spec", [TYPES[0], TYPES[6], TYPES[-1]], ids=ids)
+def test_every_way_tells_what_differs_and_the_next_call_works(
+    ranks: Group, spec: dict[str, Any], what: str, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    world, name = len(ranks.ranks), fresh()
+    if world == 1:
+        pytest.skip("nobody to differ from")
 
     def work(comm: Communicator) -> None:
-        comm.set_gradient_compression({"type": "topk", "ratio": 0.1}, name)
-        with pytest.raises(CollectiveMismatch, match="operation"):
-            comm.all_reduce(gradients(comm.rank, 0), "mean" if comm.rank else "sum", name)
+        comm.set_gradient_compression(spec, name)
+        words = {"op": "sum", **(second if comm.rank else first)}
+        shape, dtype = words.pop("shape", SHAPE), words.pop("dtype", "f4")
+        x = gradients(comm.rank, 0, shape).astype(dtype)
+        with pytest.raises(CollectiveMismatch, match=f"{name!r}.*ranks 0 and 1: {what}"):
+            comm.all_reduce(x, name=name, **words)
+        np.testing.assert_array_equal(x, gradients(comm.rank, 0, shape).astype(dtype))
+        assert not np.any(kept(comm, name))
+        wide = gradients(comm.rank, 1, (200, 200))  # nothing is kept: it may be another array
+        comm.all_reduce(wide, name=name)
 
-    two.run(work)
+    ranks.run(work)
 
 
 def test_different_words_are_refused_at_all_ranks(two: Group) -> None:
@@ -329,6 +349,9 @@ def test_different_words_are_refused_at_all_ranks(two: Group) -> None:
             comm.set_gradient_compression({"type": "topk", "pull": True}, name)
         with pytest.raises(ConfigError, match="no keys"):
             comm.set_gradient_compression({"type": "topk"}, [])
+        with pytest.raises([Disagreement, ConfigError][comm.rank]):
+            comm.set_gradient_compression({"type": "topk"}, [name, 5.5][comm.rank])
+        comm.set_gradient_compression({"type": "topk"}, np.str_("nothing*"))
         assert name not in comm.compression_report()
         got = comm.all_reduce(gradients(comm.rank, 0), name=name)
         np.testing.assert_array_equal(got, gradients(0, 0) + gradients(1, 0))
@@ -475,3 +498,207 @@ def test_a_set_of_ranks_has_words_of_its_own() -> None:
             assert comm.compression_report() == {}
 
         three.run(work)
+
+
+DGC = [{"momentum": 0.9}, {"momentum": 0.9, "clip": 1.0}]
+
+
+@pytest.mark.parametrize("options", DGC, ids=ids)
+@pytest.mark.parametrize("nonfinite", ["error", "skip"])
+def test_a_sum_that_is_none_leaves_a_momentum_as_it_was(
+    two: Group, options: dict[str, Any], nonfinite: str
+) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression(
+            {"type": "dgc", "ratio": 0.01, "nonfinite": nonfinite, **options}, name)
+        comm.all_reduce(gradients(comm.rank, 0), name=name)
+        coder = comm._coded._compression.coder_of(name)  # type: ignore[union-attr]
+        assert coder is not None
+        before = coder.residual.copy(), coder.extra.copy(), coder.pushes
+        g = np.full(SHAPE, [1e8, np.nan][comm.rank], "f4")
+        if nonfinite == "error":
+            with pytest.raises(TensorError, match="rank 1"):
+                comm.all_reduce(g, name=name)
+        else:
+            assert not comm.all_reduce(g, name=name).any()
+        assert np.array_equal(coder.residual, before[0])
+        assert np.array_equal(coder.extra, before[1])
+        assert coder.pushes == before[2]
+
+    two.run(work)
+
+
+@pytest.mark.parametrize(("spec", "where"), [
+    (TYPES[0], "asyncps.codedsum.Encoded.encode"), (TYPES[6], "asyncps.codedsum.Encoded.encode"),
+    (TYPES[-1], "asyncps.codedfactors.Factored._first"),
+    (TYPES[-1], "asyncps.codedfactors.Factored._second"),
+    ({"type": "powersgd", "start": 9}, "asyncps.codedfactors.Factored._whole"),
+])  # fmt: skip
+def test_a_rank_that_fails_between_the_phases_is_heard_of_by_all(
+    ranks: Group, spec: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, last = fresh(), len(ranks.ranks) - 1
+    module, kind, method = where.rsplit(".", 2)
+    owner = getattr(importlib.import_module(module), kind)
+    real = getattr(owner, method)
+
+    def failing(self: Any, *arguments: Any) -> Any:
+        if self.what.fusing.rank == last:
+            raise MemoryError
+        return real(self, *arguments)
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression(spec, name)
+        g = gradients(comm.rank, 0)
+        with pytest.raises(AsyncPSError, match="MemoryError" if comm.rank == last else "a rank"):
+            comm.all_reduce(g, name=name)
+        assert np.array_equal(g, gradients(comm.rank, 0))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, method, failing)
+        ranks.run(work)
+    ranks.run(lambda comm: comm.all_reduce(gradients(comm.rank, 1), name=name))
+
+
+@pytest.mark.parametrize("spec", [TYPES[0], TYPES[6], TYPES[-1]], ids=ids)
+def test_two_threads_that_look_at_one_handle_see_one_result(
+    ranks: Group, spec: dict[str, Any]
+) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression(spec, name)
+        for step in range(20):
+            x = gradients(comm.rank, step)
+            handle = comm.all_reduce(x, name=name, async_op=True)
+            found: list[Any] = []
+
+            def look(handle: Any = handle, found: list[Any] = found) -> None:
+                found.append(handle.wait())
+
+            threads = [threading.Thread(target=look) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            while not handle.done():
+                pass
+            there = x.copy()
+            for thread in threads:
+                thread.join()
+            assert all(each is x for each in found)
+            assert np.array_equal(x, there)
+
+    ranks.run(work)
+
+
+def test_a_result_that_cannot_be_brought_is_an_error_each_time(
+    two: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = fresh()
+
+    def broken(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("asyncps.codedsum.Gathered.result", broken)
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "topk"}, name)
+        handle = comm.all_reduce(gradients(comm.rank, 0), name=name, async_op=True)
+        for _ in range(2):
+            with pytest.raises(AsyncPSError, match="MemoryError"):
+                handle.wait()
+        assert handle.done()
+        assert handle.exception() is not None
+
+    two.run(work)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+def test_an_array_that_goes_with_what_was_kept_stays_as_it_is_if_the_call_fails(
+    two: Group, dtype: str
+) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "threshold", "threshold": 6e4}, name)
+        comm.all_reduce(np.full(SHAPE, 5e4, dtype), name=name)
+        comm.set_gradient_compression(None, name)
+        x = np.full(SHAPE, 2e4, dtype)
+        with pytest.raises(CollectiveMismatch):
+            comm.all_reduce(x, ["sum", "min"][comm.rank], name)
+        assert np.all(x == np.asarray(2e4, dtype))
+        assert np.all(kept(comm, name) == np.asarray(5e4, dtype))
+        got = comm.all_reduce(x, "mean", name)
+        assert np.all(got == np.asarray(6.55e4 if dtype == "f2" else 7e4, dtype))
+
+    two.run(work)
+
+
+def test_nothing_else_is_called_by_the_name_of_a_sum_under_way(two: Group) -> None:
+    name, refused = fresh(), threading.Event()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "powersgd"}, name)
+        if comm.rank:
+            assert refused.wait(10)
+        handle = comm.all_reduce(gradients(comm.rank, 0), name=name, async_op=True)
+        if not comm.rank:
+            for again in (lambda: comm.all_reduce(gradients(0, 1), name=name),
+                          lambda: comm.broadcast(np.ones(3), name=name)):
+                with pytest.raises(ConfigError, match="under way"):
+                    again()
+            refused.set()
+        handle.wait()
+
+    two.run(work)
+
+
+@pytest.mark.parametrize("spec", [TYPES[0], TYPES[6], TYPES[-1]], ids=ids)
+def test_who_closes_lets_the_sums_end_that_all_are_at(spec: dict[str, Any]) -> None:
+    with group(2) as both:
+        def work(comm: Communicator) -> Any:
+            comm.set_gradient_compression(spec, "w")
+            x = gradients(comm.rank, 0, (900, 800))
+            handle = comm.all_reduce(x, name="w", async_op=True)
+            if comm.rank:
+                return handle.wait()
+            while not comm._fusing._several.get(handle, True):  # until all have called it
+                pass
+            comm.close()
+            return handle.wait()
+
+        first, second = both.run(work)
+        assert np.array_equal(first, second)
+
+
+def test_sets_name_the_ranks_of_the_job() -> None:
+    with group(3) as three:
+        def work(comm: Communicator) -> None:
+            pair = comm.process_set([1, 2])
+            if pair is None:
+                return
+            pair.set_gradient_compression({"type": "topk"}, "w")
+            with pytest.raises(TensorError, match="rank 2"):
+                pair.all_reduce(np.full(SHAPE, [0, 1, np.nan][comm.rank], "f4"), name="w")
+            with pytest.raises(Disagreement, match="ranks 1 and 2"):
+                pair.set_gradient_compression({"type": ["", "f16", "bf16"][comm.rank]}, "w")
+
+        three.run(work)
+
+
+@pytest.mark.parametrize("verb", ["sparse", "coded"])
+def test_ended_calls_are_not_kept(two: Group, verb: str) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "topk"}, name)
+        if verb == "sparse":
+            comm.sparse_all_reduce([5], np.ones(1), 10**5, name=name)
+        else:
+            comm.all_reduce(gradients(comm.rank, 0), name=name)
+        assert not comm._fusing._several
+        assert not comm._fusing._names
+        assert not comm._coded._turns  # type: ignore[union-attr]
+
+    two.run(work)

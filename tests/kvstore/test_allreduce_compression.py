@@ -73,26 +73,73 @@ def test_a_mean_of_what_came() -> None:
 
 
 def test_overlapping_factors_of_one_key_go_one_after_the_other() -> None:
-    """powersgd: each begins with the factor that the one before has led to, at all ranks."""
+    """powersgd: each begins with the factor that the one before has led to: the bits are those of
+    calls that are waited for, one by one."""
     shape, rounds = (200, 150), 5
 
     def gradient(rank: int, at: int) -> Any:
         return np.random.default_rng((rank, at)).standard_normal(shape).astype("f4")
 
-    def work(store: AllReduceStore) -> tuple[Any, Any]:
-        store.init(["w", "v"], [np.zeros(shape, "f4")] * 2)
-        store.set_gradient_compression({"type": "powersgd", "rank": 2})
-        handles = [store.pushpull("w", gradient(store.rank, at), async_op=True)
-                   for at in range(rounds)]
-        one_by_one = [store.pushpull("v", gradient(store.rank, at)) for at in range(rounds)]
-        return [handle.wait() for handle in handles], one_by_one
+    def sums(overlapping: bool) -> list[Any]:
+        def work(store: AllReduceStore) -> Any:
+            store.init("w", np.zeros(shape, "f4"))
+            store.set_gradient_compression({"type": "powersgd", "rank": 2})
+            handles = []
+            for at in range(rounds):
+                handles.append(store.pushpull("w", gradient(store.rank, at), async_op=True))
+                if not overlapping:
+                    handles[-1].wait()
+            return [handle.wait() for handle in handles]
 
-    first, second = on_workers(work)
-    for overlapping, one_by_one in (first, second):
-        for a, b in zip(overlapping, one_by_one, strict=True):
-            assert np.linalg.norm(a) == pytest.approx(np.linalg.norm(b), rel=0.2)
-    for a, b in zip(first[0], second[0], strict=True):
+        first, second = on_workers(work, settings={"job": "factors"})
+        assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+        return first
+
+    for a, b in zip(sums(True), sums(False), strict=True):
         assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("keys", ["fc.w", "fc*", ["fc.w"]], ids=str)
+def test_rules_of_a_trainers_parameters_are_of_its_gradients(keys: Any) -> None:
+    def work(store: AllReduceStore) -> None:
+        store.set_gradient_compression({"type": "topk", "ratio": 0.01, "small_bytes": 0}, keys)
+        params = {"fc.w": Param(np.zeros((100, 100), "f4")), "b": Param(np.zeros(5, "f4"))}
+        trainer = asyncps.Trainer(params, "sgd", {"learning_rate": 1.0}, kvstore=store)
+        for param in params.values():
+            param.grad = np.ones_like(param.data)
+        trainer.step(1)
+        assert np.count_nonzero(params["fc.w"].data) == 100
+        report = store.compression_report()
+        assert report["fc.w"]["codec"] == "topk"
+        assert 0 < report["fc.w"]["bytes_sent"] < 4000
+        assert report["b"]["codec"] == "dense"
+
+    on_workers(work)
+
+
+def test_a_call_that_is_refused_at_its_worker_takes_no_number() -> None:
+    def work(store: AllReduceStore) -> None:
+        store.init(["v", "w"], [np.zeros((300, 300), "f4")] * 2)
+        store.set_gradient_compression({"type": "topk", "ratio": 1.0})
+        real = store._calling.comm._in_place
+        if store.rank:
+            def failing(x: Any, name: Any) -> Any:
+                if "'w'" in name:
+                    raise MemoryError
+                return real(x, name)
+
+            store._calling.comm._in_place = failing  # type: ignore[method-assign]
+            with pytest.raises(MemoryError):
+                store.pushpull(["v", "w"], [np.ones((300, 300), "f4") for _ in range(2)])
+            store._calling.comm._in_place = real  # type: ignore[method-assign]
+            handles = [store.pushpull("w", np.ones((300, 300), "f4"), async_op=True)]
+        else:
+            handles = [store.pushpull(key, np.ones((300, 300), "f4"), async_op=True)
+                       for key in ("v", "w")]
+        for handle in handles:
+            assert np.all(handle.wait() == 2)
+
+    on_workers(work)
 
 
 @pytest.mark.parametrize("spec", [

@@ -63,6 +63,7 @@ def test_nearly_dependent_columns_are_at_right_angles_all_the_same() -> None:
 
 def test_what_cannot_be_factored_without_an_infinity_is_told() -> None:
     x = matrix((100, 50), 0)
-    assert factors.is_factored(x.reshape(-1), (100, 50))
-    x[1, 2] = 2e36
-    assert not factors.is_factored(x.reshape(-1), (100, 50))
+    assert factors.are_factored([x.reshape(-1), None], (100, 50))
+    x[1, 2] = 0.6e36
+    assert factors.are_factored([x.reshape(-1), None], (100, 50))
+    assert not factors.are_factored([x.reshape(-1), x.reshape(-1)], (100, 50))

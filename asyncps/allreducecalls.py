@@ -11,13 +11,19 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from asyncps.collectivecall import CollectiveHandle
 from asyncps.communicator import Communicator
 from asyncps.errors import AsyncPSError, ClusterError
 from asyncps.roles.made import MAX_NAME
 from asyncps.roles.worker import Worker
+from asyncps.tensor.dtypes import Array
+
+Copies = list[Callable[[], None]]
 
 
 class Calling:
@@ -184,3 +190,16 @@ def without_empty(message: str) -> str:
 def _shapes(found: re.Match[str]) -> str:
     one, other = (f"({text}{',' if text.isdigit() else ''})" for text in found.groups(""))
     return f"shape {one} and {other}"
+
+
+def place_of(targets: Sequence[Array]) -> Array:
+    """Return where a result may be made: the first place, or memory beside it."""
+    first = targets[0]
+    if type(first) is np.ndarray and first.flags.c_contiguous:
+        return first
+    return np.empty(first.shape, first.dtype)
+
+
+def copies_of(place: Array, targets: Sequence[Array]) -> Copies:
+    """Return what brings a result from there to its other places."""
+    return [partial(np.copyto, target, place) for target in targets if target is not place]

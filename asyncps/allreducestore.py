@@ -10,7 +10,14 @@ from typing import Any, Self
 import numpy as np
 
 from asyncps.allended import wait_for_all
-from asyncps.allreducecalls import Calling, CallsHandle, without_empty
+from asyncps.allreducecalls import (
+    Calling,
+    CallsHandle,
+    Copies,
+    copies_of,
+    place_of,
+    without_empty,
+)
 from asyncps.codedstore import CodedStoreVerbs
 from asyncps.collectivecall import CollectiveHandle
 from asyncps.core import is_capable
@@ -20,7 +27,7 @@ from asyncps.errors import (
     DtypeMismatch,
     NodeLost,
     ShapeMismatch,
-)
+)  # fmt: skip
 from asyncps.following import Followers
 from asyncps.initializer import Initializer
 from asyncps.localvalues import check_outs, check_same
@@ -46,15 +53,13 @@ _MOST_DIMENSIONS = 63  # NumPy's 64, and one more that says that no element trav
 
 _FEW = 32  # handles that nobody has waited for, before it is looked which have ended
 
-Copies = list[Callable[[], None]]
-
 
 class AllReduceStore(CodedStoreVerbs, WithoutServers):
     """A store whose workers sum among themselves: `pushpull` is an all-reduce.
 
-    Nothing is kept but the dtypes and shapes of keys, and what compression has not sent. Made by `asyncps.create("allreduce")` or
-    `LocalCluster.run`. May be used from several threads. Every worker makes the same calls; those
-    of one key in one order, those of different keys in any.
+    Nothing is kept but the dtypes and shapes of keys, and what compression has not sent. Made by
+    `asyncps.create("allreduce")` or `LocalCluster.run`. May be used from several threads. Every
+    worker makes the same calls; those of one key in one order, those of different keys in any.
 
     Args:
         calling: What the stores of this worker share.
@@ -173,8 +178,8 @@ class AllReduceStore(CodedStoreVerbs, WithoutServers):
         calls = []
         for name, array, given in zip(keys, arrays, outs, strict=True):
             targets = device_values(given, name)
-            place = array if self.rank == 0 else _place_of(targets)
-            finishing += _copies(place, targets)
+            place = array if self.rank == 0 else place_of(targets)
+            finishing += copies_of(place, targets)
             calls.append((name, place))
         with self._learning(fresh):
             return self._begin("broadcast", calls, self._share, finishing,
@@ -219,12 +224,12 @@ class AllReduceStore(CodedStoreVerbs, WithoutServers):
         calls = []
         for at, (name, array) in enumerate(zip(keys, arrays, strict=True)):
             targets = device_values(outs[at], name)
-            place = _place_of(targets)
+            place = place_of(targets)
             if read.get(id(place), at) != at:  # the value of another key, which is still read
                 place = np.empty(array.shape, array.dtype)
             if place is not array:
                 np.copyto(place, array)
-            finishing += _copies(place, targets)
+            finishing += copies_of(place, targets)
             calls.append((name, place))
         handle = self._begin("pushpull", calls, self._sum, finishing, outs if listed else outs[0])
         if not async_op:
@@ -387,15 +392,3 @@ class AllReduceStore(CodedStoreVerbs, WithoutServers):
 
     def _heard(self, handle: CallsHandle) -> None:
         self._open.discard(handle)
-
-
-def _place_of(targets: Sequence[Array]) -> Array:
-    """Return where the result may be made: the first place, or memory beside it."""
-    first = targets[0]
-    if type(first) is np.ndarray and first.flags.c_contiguous:
-        return first
-    return np.empty(first.shape, first.dtype)
-
-
-def _copies(place: Array, targets: Sequence[Array]) -> Copies:
-    return [partial(np.copyto, target, place) for target in targets if target is not place]

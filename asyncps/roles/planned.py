@@ -15,7 +15,7 @@ from asyncps.state.matching import One
 from asyncps.state.schedules import Schedule
 from asyncps.tensor.pool import Bytes
 
-CHUNK_BYTES = 512 << 10
+CHUNK_BYTES = 1 << 20
 
 
 class Planned(NamedTuple):

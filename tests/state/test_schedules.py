@@ -88,6 +88,30 @@ def test_all_reduce_sums_each_element_once(
         np.testing.assert_array_equal(array, total)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_few_contributions_are_under_way_where_results_come_back(comes_back: bool) -> None:
+    """To each owner no more than WINDOW without a result; of a reduce-scatter all at once."""
+    ranks, chunks = 3, 10
+    bounds = [CHUNK * chunks * rank for rank in range(ranks + 1)]
+    schedule = Reduction(0, bounds, CHUNK, comes_back=comes_back)
+    sent: dict[int, list[int]] = {1: [], 2: []}
+    for step in schedule.first():
+        assert isinstance(step, schedules.Send)
+        sent[step.to].append(step.number)
+    if not comes_back:
+        assert [len(numbers) for numbers in sent.values()] == [chunks, chunks]
+        return
+    for owner, numbers in sent.items():
+        for back in range(chunks):
+            assert len(numbers) - back <= schedules.WINDOW
+            for step in schedule.came(owner, numbers[back], True):
+                assert isinstance(step, schedules.Send)
+                assert step.to == owner
+                numbers.append(step.number)
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == chunks
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 6), st.data())
 def test_reduce_scatter_leaves_each_its_share(ranks: int, data: st.DataObject) -> None:

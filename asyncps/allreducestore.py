@@ -386,7 +386,8 @@ class AllReduceStore(CodedStoreVerbs, WithoutServers):
         """Keep a handle until it is waited for: who drops it shall hear of a failure at the end."""
         with self._calling.lock:
             if len(self._open) >= self._most_open:
-                self._open = {each for each in self._open if not each.ended or each.has_failed}
+                self._open = {each for each in list(self._open)
+                              if not each.ended or each.has_failed}
                 self._most_open = max(_FEW, 2 * len(self._open))
             self._open.add(handle)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 Work = Callable[[], None]
 
@@ -18,7 +21,7 @@ class Aside:
         self._lock = threading.Lock()
 
     def do(self, work: Work) -> None:
-        """Have a piece of work done, which raises nothing."""
+        """Have a piece of work done; what it raises is logged."""
         with self._lock:
             self._pieces.append(work)
             if self._is_running:
@@ -36,4 +39,7 @@ class Aside:
                     self._is_running = False
                     return
                 work = self._pieces.popleft()
-            work()
+            try:
+                work()
+            except Exception:
+                log.exception("what was done beside the loop failed")

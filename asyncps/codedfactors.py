@@ -38,7 +38,7 @@ class Factored(CodedSum):
 
     def __init__(self, what: What, over: Callable[[], None]) -> None:
         super().__init__(what)
-        self._over = over
+        self._over: Callable[[], None] | None = over
         self._m, self._n = sides(what.info.shape)
         self._push: SumPush | None = None  # until what is kept of it is known
         self._took_s = 0.0
@@ -75,6 +75,7 @@ class Factored(CodedSum):
 
     def _begin(self) -> SumPush:
         what = self.what
+        what.rule.follow(what.coder, what.rate)
         self._push = what.coder.begin_sum(self.codec, self.gradient(), what.info.shape,
                                           feedback=what.rule.feedback)
         return self._push
@@ -151,10 +152,12 @@ class Factored(CodedSum):
 
     def end(self, came: Floats | None, error: AsyncPSError | None) -> None:
         """As `CodedSum.end`."""
+        over, self._over = self._over, None
         try:
             super().end(came, error)
         finally:
-            self._over()
+            if over is not None:
+                over()
 
     def result(self, out: Floats, came: Floats) -> None:
         """As `CodedSum.result`."""

@@ -6,6 +6,7 @@ and an array that is not finite, are known to all before any rank has encoded an
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -14,7 +15,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from asyncps.errors import CodecError, CollectiveMismatch, ShapeMismatch, TensorError
+from asyncps.errors import (
+    AsyncPSError,
+    CodecError,
+    CollectiveMismatch,
+    ShapeMismatch,
+    TensorError,
+)
 from asyncps.tensor.pool import Bytes
 
 _SIZE = struct.Struct("<I")  # before a word: its bytes
@@ -31,7 +38,8 @@ class State(IntEnum):
     WHOLE = 1  # there, but it must not be factored: all send theirs as they are
     SKIPPED = 2  # not finite, and the sum is skipped by all
     REFUSED = 3  # not finite
-    ANOTHER = 4  # of another shape or dtype than the one before, of which something is kept
+    ANOTHER = 4  # of another shape than the one before, of which something is kept
+    FAILED = 5  # the rank could not look at it
 
 
 class Word(msgspec.Struct, array_like=True, frozen=True):
@@ -42,6 +50,7 @@ class Word(msgspec.Struct, array_like=True, frozen=True):
         state: A number of `State`.
         operation, factor, dtype, shape, compression: What must be the same at all ranks.
         text: What is the matter with the array.
+        largest: No magnitude that it encodes is larger; of sums of f16.
     """
 
     rank: int
@@ -52,6 +61,7 @@ class Word(msgspec.Struct, array_like=True, frozen=True):
     shape: tuple[int, ...]
     compression: str
     text: str = ""
+    largest: float = 0.0
 
 
 _SAME = ("operation", "factor", "dtype", "shape", "compression")
@@ -73,6 +83,7 @@ def agree(raw: Bytes, name: str, key: int | str, ranks: Sequence[int]) -> list[W
         ranks: That may take part.
 
     Raises:
+        AsyncPSError: A rank has failed.
         CollectiveMismatch: They call differently; it names two ranks and what differs.
         TensorError: An array is not finite.
         ShapeMismatch: An array is another than the one before.
@@ -82,6 +93,8 @@ def agree(raw: Bytes, name: str, key: int | str, ranks: Sequence[int]) -> list[W
     found = [word.rank for word in words]
     if not found or found != sorted(set(found)) or not set(found) <= set(ranks):
         raise CodecError("words of ranks that take no part", expected=list(ranks), got=found)
+    if not all(0 <= word.largest < math.inf for word in words):
+        raise CodecError("a largest magnitude that is none", got=[word.largest for word in words])
     first = words[0]
     for other in words[1:]:
         differing = [f"{what} {getattr(first, what)} and {getattr(other, what)}"
@@ -93,6 +106,8 @@ def agree(raw: Bytes, name: str, key: int | str, ranks: Sequence[int]) -> list[W
         if word.state == State.REFUSED:
             raise TensorError("a gradient that is to be compressed is not finite", key=key,
                               rank=word.rank, expected="no NaN and no infinity", got=word.text)
+        if word.state == State.FAILED:
+            raise AsyncPSError(f"rank {word.rank} has failed in the sum {name!r}: {word.text}")
         if word.state == State.ANOTHER:
             raise ShapeMismatch("another array than before, of which something is kept that was "
                                 "not sent", key=key, rank=word.rank, expected=word.text,

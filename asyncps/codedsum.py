@@ -27,14 +27,17 @@ from asyncps.roles.plan import KeyInfo
 from asyncps.roles.rules import Rule
 from asyncps.tensor import dtypes
 from asyncps.tensor.codecs import Elementwise, Floats
-from asyncps.tensor.feedback import KeyCoder
+from asyncps.tensor.feedback import KeyCoder, Rate
 from asyncps.tensor.pool import Bytes
 from asyncps.tensor.threads import spread, threads_for
+from asyncps_ext import quantize
 from asyncps_ext.seeds import seed_of
 
 log = logging.getLogger(__name__)
 
 _GATHER: Kind = (Verb.ALL_GATHER, Op.NONE, "uint8", 0, 1.0)
+_LARGEST_F16 = 65504.0
+_MOST_TEXT = 200
 _PIECE = 1 << 18  # elements that a thread encodes, or adds, at once
 HALVES = {"f16": "float16", "bf16": "bfloat16"}
 
@@ -46,7 +49,9 @@ class What(NamedTuple):
         fusing: Makes calls.
         aside: Where arrays are encoded.
         name: Of the call.
+        handle: Of the call.
         info, rule, coder: Of the key.
+        rate: The learning rate that what is not sent is to be worth.
         before: What the key's array was before, if it was another one.
         job: What random places are drawn for.
         ranks: Of the job, that take part at most.
@@ -59,9 +64,11 @@ class What(NamedTuple):
     fusing: Fusing
     aside: Aside
     name: str
+    handle: CollectiveHandle
     info: KeyInfo
     rule: Rule
     coder: KeyCoder
+    rate: Rate | None
     before: str
     job: seeding.Job
     ranks: Sequence[int]
@@ -83,20 +90,34 @@ class CodedSum:
         self.codec = what.rule.codec
         self.dtype = dtypes.by_name(dtypes.name_of(what.place.array.dtype))
         self.size: int = what.place.array.size
-        self.handle = CollectiveHandle(what.fusing, what.name, what.place.array, None, self._finish)
+        self.handle = what.handle
+        self.handle.finish_by(self._finish)
         self.count = 0  # of those that take part
         self.is_whole = False  # nothing may be factored
+        self.most = 0.0  # no magnitude of the sum is larger, where that was told
         self.failed: AsyncPSError | None = None  # this rank, since all have agreed
 
     def say(self) -> None:
         """Tell all ranks of the call, which they make too."""
         what = self.what
-        state, text = (State.ANOTHER, what.before) if what.before else self.look(self.gradient())
+        state, text, largest = State.ANOTHER, what.before, 0.0
+        if not what.before:
+            try:
+                g = self.gradient()
+                state, text = self.look(g)
+                largest = self.largest(g) if state == State.THERE else 0.0
+            except Exception as error:  # such as no memory: the others wait
+                log.exception("the array of the sum %r cannot be looked at", what.name)
+                state, text = State.FAILED, repr(error)[:_MOST_TEXT]
         word = Word(what.fusing.rank, state, "mean" if what.mean else "sum", what.factor,
                     self.dtype.name, what.place.array.shape,
                     f"{self.codec.name} ({self.codec.parameter:g}"
-                    f"{', halves' if self.codec.half else ''})", text)
+                    f"{', halves' if self.codec.half else ''})", text, largest)
         what.fusing.post(_GATHER, self.step(word_bytes(word), self._told), [])
+
+    def largest(self, g: Floats) -> float:
+        """Return the largest magnitude that may be encoded, where the others must know it."""
+        return 0.0
 
     def look(self, g: Floats) -> tuple[State, str]:
         """Return whether this rank's array can be encoded, and what is the matter with it."""
@@ -120,6 +141,7 @@ class CodedSum:
             self.end(None, None)
             return
         self.count, self.is_whole = len(words), State.WHOLE in states
+        self.most = sum(word.largest for word in words)
         what.agreed()
         what.fusing.agreed(self.handle)
         self.aside(self.move)
@@ -200,11 +222,12 @@ class CodedSum:
 
     def end(self, came: Any, error: AsyncPSError | None) -> None:
         """The call has ended. Any thread."""
-        try:
-            if error is not None:
+        if error is not None:
+            try:
                 self.put_back()
-        finally:
-            self.what.fusing.ended(self.handle, came, error)
+            except Exception:
+                log.exception("what the sum %r has encoded is lost", self.what.name)
+        self.what.fusing.ended(self.handle, came, error)
 
     def _finish(self, came: Any) -> Any:
         """Bring the sum to its place."""
@@ -235,6 +258,7 @@ class Encoded(CodedSum):
     def encode(self) -> int:
         """Encode this rank's array; return the seed that travels."""
         what = self.what
+        what.rule.follow(what.coder, what.rate)
         heads, self._seeds = seeding.of_chunks(self.codec, what.coder, what.job, what.info.key,
                                                [begin for begin, _ in self.pieces])
         self.payloads = what.coder.encode(
@@ -308,11 +332,20 @@ class Halves(Encoded):
     def __init__(self, what: What) -> None:
         super().__init__(what)
         self._half = dtypes.by_name(HALVES[self.codec.name])
-        # The sum of the largest float16 of all ranks is one again when it is divided by this.
-        self._scale = float(1 << (len(what.ranks) - 1).bit_length())
+        self._scale = 1.0  # that the sum is divided by on the wire, so that it is no infinity
+
+    def largest(self, g: Floats) -> float:
+        """As `CodedSum.largest`."""
+        if self.codec.name != "f16":
+            return 0.0
+        kept = self.what.coder.residual
+        most = quantize.largest(g) + (0.0 if kept is None else quantize.largest(kept))
+        return min(most, _LARGEST_F16)
 
     def move(self) -> None:
         """As `CodedSum.move`."""
+        while self.most > _LARGEST_F16 * self._scale:
+            self._scale *= 2
         halves = self.tried(self._halves, self._none)
         self.post((Verb.ALL_REDUCE, Op.SUM, self._half.name, 0, 1.0 / self._scale), halves,
                   lambda _: self._came(halves))

@@ -23,7 +23,7 @@ from asyncps.roles.ending import Last
 from asyncps.roles.gains import gains
 from asyncps.roles.made import Op, Verb
 from asyncps.roles.plan import KeyInfo
-from asyncps.roles.rules import Keys, Words
+from asyncps.roles.rules import Keys, Rule, Words
 from asyncps.tensor import codecs
 from asyncps.tensor.codecs import KINDS
 from asyncps.tensor.codecs.powersgd import PowerSGD
@@ -93,14 +93,14 @@ class CodedSums:
             said = msgspec.json.encode((named, words, default), order="sorted")
         except Exception as error:  # noqa: BLE001 - raised when the others have heard of it
             refused = error
-        every = self._told_by_all(gather, said)
+        every = self._told_by_all(gather, self._fusing.rank, said)
         if refused is not None:
             raise refused
-        for rank, other in enumerate(every):
-            if other != every[0]:
-                first, second = self._ranks[0], self._ranks[rank]
-                raise Disagreement(f"ranks {first} and {second} set different compressions",
-                                   rank=second, expected=_shown(every[0]), got=_shown(other))
+        first = min(every)
+        for rank, other in every.items():
+            if other != every[first]:
+                raise Disagreement(f"ranks {first} and {rank} set different compressions",
+                                   rank=rank, expected=_shown(every[first]), got=_shown(other))
         self._compression.add(named, words, default=default)
 
     def _checked(self, spec: object, keys: Any, *, default: bool) -> tuple[Keys, Words]:
@@ -121,11 +121,13 @@ class CodedSums:
         return named, words
 
     @staticmethod
-    def _told_by_all(gather: Gather, said: bytes) -> list[bytes]:
-        sizes = gather(np.array([len(said)], np.int64))
-        every = gather(np.frombuffer(said, np.uint8)).tobytes()
-        ends = np.cumsum(sizes).tolist()
-        return [every[end - size : end] for size, end in zip(sizes.tolist(), ends, strict=True)]
+    def _told_by_all(gather: Gather, rank: int, said: bytes) -> dict[int, bytes]:
+        told = gather(np.array([[rank, len(said)]], np.int64)).tolist()
+        every, found, begin = gather(np.frombuffer(said, np.uint8)).tobytes(), {}, 0
+        for other, size in told:
+            found[other] = every[begin : begin + size]
+            begin += size
+        return found
 
     def _check_hyper(self, hyper: Mapping[str, Any], words: Words | None = None) -> None:
         if self._compression.is_lr_scaled or (words is not None and words["lr_scaled"]):
@@ -202,7 +204,20 @@ class CodedSums:
                 self._count_dense(info)
                 return None
             return self._begin_last(info, kept, name, place, mean=mean, factor=factor)
-        before = ""
+        handle = CollectiveHandle(self._fusing, name, place.array, None)
+        self._fusing.begin_several(handle)  # its name is ours, before anything changes
+        try:
+            self._begin(key, self._what(info, rule, handle, place, mean=mean, factor=factor))
+        except BaseException:
+            self._fusing.forget(handle)
+            raise
+        return handle
+
+    def _what(
+        self, info: SummedKey, rule: Rule, handle: CollectiveHandle, place: CollectiveHandle, *,
+        mean: bool, factor: float,
+    ) -> What:
+        key, before = info.key, ""
         coder, known = self._compression.coder_of(key), self._infos.get(key)
         if coder is not None and (
             coder.size != place.array.size or (known is not None and known.shape != info.shape)
@@ -211,14 +226,18 @@ class CodedSums:
                 before = f"{coder.size} elements" if known is None else f"shape {known.shape}"
             else:
                 self._compression.coders.forget(key)
-        if not before:
-            coder = self._compression.coder(info, rule)
-        assert coder is not None
-        what = What(self._fusing, self._aside, name, info, rule, coder, before, self._seed,
-                    self._ranks, place, mean, factor, lambda: self._infos.update({key: info}))
-        return self._begin(key, what)
+        if coder is None or not before:
+            coder = self._compression.coders.of(key, place.array.size)
+        return What(self._fusing, self._aside, handle.name, handle, info, rule, coder,
+                    self._compression.rates.of(key), before, self._seed, self._ranks, place, mean,
+                    factor, lambda: self._learn(info))
 
-    def _begin(self, key: Key, what: What) -> CollectiveHandle:
+    def _learn(self, info: SummedKey) -> None:
+        """All ranks have summed such an array."""
+        if info.key in self._infos or len(self._infos) < _MOST_INFOS:
+            self._infos[info.key] = info
+
+    def _begin(self, key: Key, what: What) -> None:
         call: CodedSum
         if isinstance(what.rule.codec, PowerSGD):
             call = Factored(what, lambda: self._next(key))
@@ -226,16 +245,10 @@ class CodedSums:
             call = Halves(what)
         else:
             call = Gathered(what)
-        self._fusing.begin_several(call.handle)
-        try:
-            if isinstance(call, Factored):
-                self._in_turn(call, key)
-            else:
-                call.say()
-        except BaseException:
-            self._fusing.forget(call.handle)
-            raise
-        return call.handle
+        if isinstance(call, Factored):
+            self._in_turn(call, key)
+        else:
+            call.say()
 
     def _in_turn(self, call: Factored, key: Key) -> None:
         with self._lock:
@@ -253,9 +266,9 @@ class CodedSums:
     def _next(self, key: Key) -> None:
         """A key's call has ended: begin the next. Any thread."""
         with self._lock:
-            waiting = self._turns[key]
+            waiting = self._turns.get(key)
             if not waiting:
-                del self._turns[key]
+                self._turns.pop(key, None)
                 return
             call = waiting.popleft()
         call.say_later()
@@ -263,7 +276,9 @@ class CodedSums:
     def _last_of(self, info: SummedKey) -> Last | None:
         """Return what takes along what a key has kept, if its compression has ended."""
         coder = self._compression.coder_of(info.key)
-        fits = coder is not None and coder.size * info.dtype.itemsize == info.nbytes
+        known = self._infos.get(info.key)
+        fits = coder is not None and coder.size * info.dtype.itemsize == info.nbytes and (
+            known is None or known.shape == info.shape)
         return self._compression.last_of(info) if fits else None
 
     def _begin_last(

@@ -72,7 +72,8 @@ class Fusing:
         self._runtime = runtime
         self.rank = rank
         self._ends = Ends()
-        self._lock = threading.Lock()
+        # Of one thread twice: where the loop is over, a call ends while it is made.
+        self._lock = threading.RLock()
         self._kind: Kind = (0, 0, "", 0, 1.0)
         self._pending: list[CollectiveHandle] = []  # small calls, not made yet
         self._pending_bytes = 0

@@ -23,7 +23,7 @@ from asyncps.protocol.frames import COLLECT, JOINED, PARTED, Header
 from asyncps.roles.early import Early
 from asyncps.roles.made import Came, Made, Ranks, give_back, parted, taken, whom
 from asyncps.roles.peer import Peer
-from asyncps.roles.planned import array_of, plan, row_bounds
+from asyncps.roles.planned import at_once, plan
 from asyncps.roles.reducing import reduce_into
 from asyncps.roles.running import Running
 from asyncps.state.matching import AllJoined, Calls, Differ, One, Outcome, Whole
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _POOL_BYTES = 64 << 20
 
-_REDUCTIONS = (Verb.ALL_REDUCE, Verb.REDUCE_SCATTER)
 
 
 class Collecting:
@@ -63,6 +62,7 @@ class Collecting:
         self._running: dict[int, Running] = {}
         self._early = Early()
         self._telling = False
+        self._quiet: asyncio.Event | None = None  # set when a call has ended, at the end of all
 
     # ---- from the user ----
 
@@ -112,16 +112,19 @@ class Collecting:
             peer.send(PARTED, number, 0)
 
     async def all_arrived(self, limit_s: float) -> None:
-        """Wait until all that was sent has arrived, or it is too late."""
-        arrived = asyncio.Event()
+        """Wait until what all have called has ended and all that was sent has arrived; or it is too
+        late."""
+        arrived = self._quiet = asyncio.Event()
         for peer in self.peers.values():
             peer.on_arrived = arrived.set
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while any(not peer.has_all for peer in self.peers.values()
-                          if peer.connection is not None):
+                while self._running or any(
+                    not peer.has_all for peer in self.peers.values() if peer.connection is not None
+                ):
                     await arrived.wait()
                     arrived.clear()
+        self._tell()  # the others may wait to hear it
 
     # ---- from peers ----
 
@@ -152,6 +155,10 @@ class Collecting:
         for ranks in list(self.sets.values()):
             if ranks.waits_for(rank):
                 self.fail_set(ranks, parted(rank))
+        self.peers[rank].forget()
+        for running in list(self._running.values()):
+            if running.lacks(rank):
+                running.fail(parted(rank))
 
     def left(self, rank: int, header: Header) -> None:
         """A peer has left a set of ranks: calls there that need it fail."""
@@ -279,23 +286,7 @@ class Collecting:
     def _at_once(self, mine: One, ones: Sequence[One], order: Sequence[int]) -> None:
         """End a call whose arrays have come with its word."""
         made: Made = mine.calls.payload
-        group, array = made.group, made.array(mine.at)
-        result: Bytes | None = None
-        if group.verb == Verb.BROADCAST:
-            if group.root != self.me:
-                array[:] = array_of(ones[order.index(group.root)], array.nbytes)
-        elif group.verb == Verb.ALL_GATHER:
-            result = np.concatenate([array_of(one) for one in ones])
-        elif group.verb in _REDUCTIONS:
-            parts = [array_of(one, array.nbytes) for one in ones]
-            out = array
-            if group.verb == Verb.REDUCE_SCATTER:
-                bounds = row_bounds(group, mine.at, len(ones))
-                place = order.index(self.me)
-                parts = [part[bounds[place] : bounds[place + 1]] for part in parts]
-                out = result = np.empty(bounds[place + 1] - bounds[place], np.uint8)
-            if out.nbytes:
-                reduce_into(dtypes.by_name(group.dtype), group.op, parts, out, group.factor)
+        result = at_once(made.group, mine.at, made.array(mine.at), ones, order, self.me)
         self._ended(mine.calls, mine.at, result, None)
 
     def _run(
@@ -310,9 +301,11 @@ class Collecting:
         if planned.counts is not None:
             found = planned.result, planned.counts
 
-        def ended() -> None:
+        def ended(error: AsyncPSError | None) -> None:
             del self._running[own_number]
-            self._ended(mine.calls, mine.at, found, None)
+            if self._quiet is not None:
+                self._quiet.set()
+            self._ended(mine.calls, mine.at, found if error is None else None, error)
 
         running = self._running[own_number] = Running(
             group, planned.schedule, ranks.number, [one.calls.base + one.at for one in ones],
@@ -357,6 +350,11 @@ class Collecting:
         for peer in self.peers.values():
             if peer.connection is not None:
                 peer.connection.abort(error)
+        self.end_all(error)
+
+    def end_all(self, error: AsyncPSError) -> None:
+        """All that is open ends with an error, and nothing can be called any more."""
+        self.failure = error
         self._running.clear()
         made, self._made = list(self._made.values()), {}
         for each in made:

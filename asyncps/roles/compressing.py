@@ -76,7 +76,7 @@ class Compression:
             # One of all keys is the last that names any: those before it count for nobody.
             others = [] if keys is None else [each for each in self._rules if each.keys != keys]
             self._rules = [*others, rule]
-            self._fresh.append(rule)
+            self._fresh = [*[each for each in self._fresh if each in self._rules], rule]
         self._by_key = {}  # behind the rules, and another: callers' threads fill it
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from asyncps.errors import (
     AsyncPSError,
+    ClosedError,
     ProtocolError,
     RemoteProtocolError,
     RendezvousTimeout,
@@ -90,12 +91,15 @@ class Mesh:
         return collecting
 
     async def close(self) -> None:
-        """Leave: what was sent arrives, then all connections end."""
+        """Leave: what all have called ends, what was sent arrives, then all connections end."""
         collecting, began = self.collecting, self._closing
         self._closing = True
         if collecting is not None and not began and collecting.failure is None:
+            limit_s = min(5.0, self._node.config.answer_s)
+            await collecting.all_arrived(limit_s)
             collecting.leave()
-            await collecting.all_arrived(min(5.0, self._node.config.answer_s))
+            await collecting.all_arrived(limit_s)
+            collecting.end_all(ClosedError("the communicator is closed"))
         self._end()
 
     def kill(self, error: AsyncPSError) -> None:

@@ -108,6 +108,14 @@ class Peer:
         frame = pack_header(COUNT, 0, 0, 0, 0, 0, 0, 0, 0, 0, self._received, 0)
         self._outbox.post(Outgoing(0, [frame], len(frame)))
 
+    def forget(self) -> None:
+        """It has left for good: what was sent to it has arrived, or is needed no more."""
+        while self._kept:
+            self._arrived += 1
+            then = self._kept.popleft()[1]
+            if then is not None:
+                then()
+
     @property
     def has_all(self) -> bool:
         """Whether all that was sent has arrived."""

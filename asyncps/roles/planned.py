@@ -10,9 +10,11 @@ import numpy as np
 
 from asyncps.errors import RemoteProtocolError
 from asyncps.protocol.collective import Group, Verb
+from asyncps.roles.reducing import reduce_into
 from asyncps.state import schedules
 from asyncps.state.matching import One
 from asyncps.state.schedules import Schedule
+from asyncps.tensor import dtypes
 from asyncps.tensor.pool import Bytes
 
 CHUNK_BYTES = 1 << 20
@@ -74,6 +76,39 @@ def plan(
     else:
         raise RemoteProtocolError("a barrier with arrays", got=verb)
     return Planned(schedules.Transfer(me, flows, CHUNK_BYTES), result)
+
+
+def at_once(
+    group: Group, at: int, array: Bytes, ones: Sequence[One], order: Sequence[int], me: int
+) -> Bytes | None:
+    """Carry out a call whose arrays have come with its word.
+
+    Args:
+        group, at, array, ones, order: As `plan` has them.
+        me: This rank.
+
+    Returns:
+        The bytes of a new array; None where the result lies in `array`.
+    """
+    if group.verb == Verb.BROADCAST:
+        if group.root != me:
+            array[:] = array_of(ones[order.index(group.root)], array.nbytes)
+        return None
+    if group.verb == Verb.ALL_GATHER:
+        return np.concatenate([array_of(one) for one in ones])
+    if group.verb not in (Verb.ALL_REDUCE, Verb.REDUCE_SCATTER):
+        return None
+    parts = [array_of(one, array.nbytes) for one in ones]
+    result: Bytes | None = None
+    if group.verb == Verb.REDUCE_SCATTER:
+        bounds = row_bounds(group, at, len(ones))
+        place = order.index(me)
+        parts = [part[bounds[place] : bounds[place + 1]] for part in parts]
+        result = np.empty(bounds[place + 1] - bounds[place], np.uint8)
+    out = array if result is None else result
+    if out.nbytes:
+        reduce_into(dtypes.by_name(group.dtype), group.op, parts, out, group.factor)
+    return result
 
 
 def array_of(one: One, expected: int | None = None) -> Bytes:

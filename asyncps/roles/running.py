@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from asyncps.errors import RemoteProtocolError
+from asyncps.errors import AsyncPSError, RemoteProtocolError
 from asyncps.protocol.collective import Group
 from asyncps.protocol.frames import PART, Flag, Header
 from asyncps.roles.peer import Peer
@@ -29,13 +29,13 @@ class Running:
         result: Where the result belongs: the same memory, or memory apart.
         shift: Of a result that is a share of the array: where that begins.
         pool: Lends memory for contributions.
-        ended: Called once, when all is there and all that was sent has arrived.
+        ended: Called once, when all is there and all that was sent has arrived, or with an error.
     """
 
     def __init__(
         self, group: Group, schedule: Schedule, number: int, calls: Sequence[int],
         peers: Sequence[Peer | None], source: Bytes, result: Bytes, shift: int, pool: Pool,
-        ended: Callable[[], None],
+        ended: Callable[[AsyncPSError | None], None],
     ) -> None:
         self._dtype = dtypes.by_name(group.dtype)
         self._group = group
@@ -48,7 +48,7 @@ class Running:
         self._result = result
         self._shift = shift
         self._pool = pool
-        self._ended: Callable[[], None] | None = ended
+        self._ended: Callable[[AsyncPSError | None], None] | None = ended
         self._places = {peer.rank: place for place, peer in enumerate(peers) if peer is not None}
         self._given: dict[tuple[int, int], Bytes] = {}  # contributions, by chunk and place
         self._under_way = 0
@@ -61,6 +61,14 @@ class Running:
     def has_all(self) -> bool:
         """Whether all that was to come is there."""
         return self._schedule.is_done
+
+    def lacks(self, rank: int) -> bool:
+        """Tell whether something of a rank has not come."""
+        return rank in self._places and self._schedule.lacks(self._places[rank])
+
+    def fail(self, error: AsyncPSError) -> None:
+        """It cannot end well any more."""
+        self._end(error)
 
     def place(self, rank: int, header: Header) -> memoryview:
         """Name the place of a chunk.
@@ -113,5 +121,9 @@ class Running:
     def _one_less(self) -> None:
         self._under_way -= 1
         if not self._under_way and self._schedule.is_done and self._ended is not None:
-            ended, self._ended = self._ended, None
-            ended()
+            self._end(None)
+
+    def _end(self, error: AsyncPSError | None) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(error)

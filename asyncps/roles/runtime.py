@@ -141,7 +141,7 @@ class Runtime:
 
     def check_thread(self) -> None:
         """Refuse a blocking call on the loop's own thread, which would wait for itself."""
-        if threading.get_ident() == self._thread.ident:
+        if threading.current_thread() is self._thread:  # idents are given to others afterwards
             raise ConfigError("a blocking call inside the event loop; use asyncps.connect there")
         if self.forked:
             raise self._gone()

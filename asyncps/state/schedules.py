@@ -75,6 +75,9 @@ class Schedule(Protocol):
     def came(self, source: int, number: int, is_result: bool) -> list[Step]:
         """Take note that it is there; return what is to be done now."""
 
+    def lacks(self, source: int) -> bool:
+        """Tell whether something of `source` is still to come."""
+
     @property
     def is_done(self) -> bool:
         """Whether all that was to come is there, and all is reduced."""
@@ -165,6 +168,13 @@ class Reduction:
         self._missing[number] -= 1
         return [] if self._missing[number] else self._reduced(number)
 
+    def lacks(self, source: int) -> bool:
+        """As `Schedule.lacks`."""
+        return any(
+            (source, number) not in self._seen for number, (owner, _, _) in enumerate(self._chunks)
+            if owner == self._me or (owner == source and self._comes_back)
+        )
+
     def _reduced(self, number: int) -> list[Step]:
         _, start, stop = self._chunks[number]
         self._left -= 1
@@ -233,6 +243,10 @@ class Transfer:
         """As `Schedule.came`."""
         self._places.pop((source, number), None)
         return []
+
+    def lacks(self, source: int) -> bool:
+        """As `Schedule.lacks`."""
+        return any(place[0] == source for place in self._places)
 
     @property
     def is_done(self) -> bool:

@@ -153,7 +153,7 @@ class KeyCoder:
                 kept = (self.residual,
                         self.extra if stateful is not None and stateful.scales_extra else None)
                 self._bound = max((quantize.largest(each) for each in kept if each is not None),
-                                  default=self._bound)
+                                  default=0.0)
             if most + self._bound <= SUMMABLE:
                 self._bound = 2 * (self._bound + most) + 1
                 return 0, -1
@@ -269,7 +269,7 @@ class KeyCoder:
             size = codec.extra_size(shape)
             if self.extra is None or self.extra.size != size:
                 self.extra = np.zeros(size, np.float32)
-            self.residual = None
+            self.residual, self._bound = None, 0.0
             self.pushes += 1
             return SumPush(whole, self.extra, self.pushes, kept)
 

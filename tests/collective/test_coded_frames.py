@@ -34,6 +34,9 @@ def test_what_is_said_is_heard() -> None:
     ({"compression": "onebit"}, CollectiveMismatch, r"compression 2bit \(0\.5\) and onebit"),
     ({"state": State.REFUSED, "text": "7 of 9"}, TensorError, "not finite.*key 5.*rank 1.*7 of 9"),
     ({"state": State.ANOTHER, "text": "shape (2,)"}, ShapeMismatch, r"rank 1.*shape \(2,\)"),
+    ({"state": State.FAILED, "text": "MemoryError()"}, AsyncPSError, "rank 1 has failed.*Memory"),
+    ({"largest": float("nan")}, CodecError, "largest"),
+    ({"largest": -1.0}, CodecError, "largest"),
     ({"rank": 0}, CodecError, r"take no part.*got \[0, 0\]"),
     ({"rank": 2}, CodecError, r"take no part.*got \[0, 2\]"),
 ])  # fmt: skip

@@ -202,3 +202,36 @@ def test_a_table_that_is_none_ends_calls_that_are_made_behind_it() -> None:
             os.sched_yield()
         with pytest.raises(RemoteProtocolError):
             good.all_reduce(np.ones(3, np.float32))
+
+
+def test_who_closes_brings_the_calls_to_their_end_that_all_are_at() -> None:
+    """Whole arrays that travel in many chunks, few at a time."""
+    with group(3, round_s=5.0) as three:
+        gate = threading.Barrier(3)
+
+        def work(comm: Communicator) -> bool:
+            x = np.ones(6 << 20, np.float32)
+            handle = comm.all_reduce(x, name="w", async_op=True)
+            comm.flush()
+            gate.wait()
+            while not comm._collecting._running and not handle.ended:  # until all have called
+                pass
+            if comm.rank == 0:
+                comm.close()
+            handle.wait()
+            return bool((x == 3).all())
+
+        assert three.run(work) == [True] * 3
+
+
+def test_calls_that_others_have_not_made_end_with_the_communicator() -> None:
+    with group(2) as both:
+        def work(comm: Communicator) -> None:
+            if comm.rank:
+                return
+            handle = comm.all_reduce(np.ones(3), name="w", async_op=True)
+            comm.close()
+            with pytest.raises(ClosedError):
+                handle.wait()
+
+        both.run(work)

@@ -273,3 +273,21 @@ def test_a_job_of_one_is_asked_for_the_same_words() -> None:
         assert np.count_nonzero(got) == 45_000
         with pytest.raises(AsyncPSError, match="unknown type"):
             store.set_gradient_compression({"type": "top"})
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_lr_scaled_is_of_the_rate_at_the_call_also_where_calls_overlap(waiting: bool) -> None:
+    def work(store: AllReduceStore) -> None:
+        store.init("w", np.zeros(1000, "f4"))
+        store.set_gradient_compression({"type": "threshold", "threshold": 1.0, "lr_scaled": True,
+                                        "small_bytes": 0})
+        found = []
+        for rate, value in ((1.0, 0.5), (0.25, 0.0)):
+            store._use_own({"learning_rate": rate}, [])
+            found.append(store.pushpull("w", np.full(1000, value, "f4"), async_op=True))
+            if waiting:
+                found[-1].wait()
+        assert not found[0].wait().any()
+        assert np.all(found[1].wait() == 2.0 * store.num_workers)
+
+    on_workers(work)

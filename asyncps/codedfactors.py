@@ -1,19 +1,17 @@
 """powersgd between ranks: the factors are summed, one after the other, as any array is.
 
-What a call keeps for the next, the second factor, is what its sum came to. So the calls of one key
-go one after the other: each begins with the factor that the one before has led to.
+What a call keeps for the next, the second factor, is what its sum came to: the calls of one key go
+one after the other.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
 from asyncps.codedframe import State
 from asyncps.codedsum import CodedSum, What, log
-from asyncps.errors import AsyncPSError
 from asyncps.fusing import Kind
 from asyncps.roles import seeding
 from asyncps.roles.made import Op, Verb
@@ -27,30 +25,15 @@ _SUM: Kind = (Verb.ALL_REDUCE, Op.SUM, "float32", 0, 1.0)
 
 
 class Factored(CodedSum):
-    """One sum of matrices. Behind each array travels a number: how many ranks have failed.
-
-    Args:
-        what: The sum.
-        over: Called when the key's next call may begin.
-    """
+    """One sum of matrices. Behind each array travels a number: how many ranks have failed."""
 
     codec: PowerSGD
 
-    def __init__(self, what: What, over: Callable[[], None]) -> None:
+    def __init__(self, what: What) -> None:
         super().__init__(what)
-        self._over: Callable[[], None] | None = over
         self._m, self._n = sides(what.info.shape)
         self._push: SumPush | None = None  # until what is kept of it is known
         self._took_s = 0.0
-
-    def say_later(self) -> None:
-        """As `say`, beside the loop: the call before has ended. Any thread."""
-
-        def say() -> None:
-            self.say()
-            self.what.fusing.flush_soon()
-
-        self.aside(say)
 
     def look(self, g: Floats) -> tuple[State, str]:
         """As `CodedSum.look`; the key's call before has ended."""
@@ -149,15 +132,6 @@ class Factored(CodedSum):
         push, self._push = self._push, None
         if push is not None:
             self.what.coder.undo_sum(self.codec, push)
-
-    def end(self, came: Floats | None, error: AsyncPSError | None) -> None:
-        """As `CodedSum.end`."""
-        over, self._over = self._over, None
-        try:
-            super().end(came, error)
-        finally:
-            if over is not None:
-                over()
 
     def result(self, out: Floats, came: Floats) -> None:
         """As `CodedSum.result`."""

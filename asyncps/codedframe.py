@@ -98,7 +98,7 @@ def agree(raw: Bytes, name: str, key: int | str, ranks: Sequence[int]) -> list[W
     first = words[0]
     for other in words[1:]:
         differing = [f"{what} {getattr(first, what)} and {getattr(other, what)}"
-                     for what in _SAME if getattr(first, what) != getattr(other, what)]
+                     for what in _SAME if str(getattr(first, what)) != str(getattr(other, what))]
         if differing:
             raise CollectiveMismatch(f"the ranks make the sum {name!r} differently: ranks "
                                      f"{first.rank} and {other.rank}: {', '.join(differing)}")

@@ -59,6 +59,7 @@ class What(NamedTuple):
         mean: Divide by how many take part.
         factor: What the result is multiplied by.
         agreed: Called when all ranks have agreed on the call.
+        over: Called when it has ended: the key's next may begin.
     """
 
     fusing: Fusing
@@ -76,6 +77,7 @@ class What(NamedTuple):
     mean: bool
     factor: float
     agreed: Callable[[], None]
+    over: Callable[[], None]
 
 
 class CodedSum:
@@ -95,6 +97,7 @@ class CodedSum:
         self.count = 0  # of those that take part
         self.is_whole = False  # nothing may be factored
         self.most = 0.0  # no magnitude of the sum is larger, where that was told
+        self._has_ended = False
         self.failed: AsyncPSError | None = None  # this rank, since all have agreed
 
     def say(self) -> None:
@@ -114,6 +117,15 @@ class CodedSum:
                     f"{self.codec.name} ({self.codec.parameter:g}"
                     f"{', halves' if self.codec.half else ''})", text, largest)
         what.fusing.post(_GATHER, self.step(word_bytes(word), self._told), [])
+
+    def say_later(self) -> None:
+        """As `say`, beside the loop: the call before has ended. Any thread."""
+
+        def say() -> None:
+            self.say()
+            self.what.fusing.flush_soon()
+
+        self.aside(say)
 
     def largest(self, g: Floats) -> float:
         """Return the largest magnitude that may be encoded, where the others must know it."""
@@ -136,13 +148,13 @@ class CodedSum:
         """All have told. On the loop."""
         what = self.what
         words = agree(raw, what.name, what.info.told, what.ranks)
+        what.agreed()
         states = {word.state for word in words}
         if State.SKIPPED in states:
             self.end(None, None)
             return
         self.count, self.is_whole = len(words), State.WHOLE in states
         self.most = sum(word.largest for word in words)
-        what.agreed()
         what.fusing.agreed(self.handle)
         self.aside(self.move)
 
@@ -227,7 +239,12 @@ class CodedSum:
                 self.put_back()
             except Exception:
                 log.exception("what the sum %r has encoded is lost", self.what.name)
-        self.what.fusing.ended(self.handle, came, error)
+        ended, self._has_ended = self._has_ended, True
+        if not ended:
+            try:
+                self.what.fusing.ended(self.handle, came, error)
+            finally:
+                self.what.over()
 
     def _finish(self, came: Any) -> Any:
         """Bring the sum to its place."""

@@ -70,7 +70,7 @@ class CodedSums:
         self._hyper: Mapping[str, Any] = {}
         self._lock = threading.Lock()
         # Of the keys of which a call has begun that the next waits for: what waits.
-        self._turns: dict[Key, deque[Factored]] = {}
+        self._turns: dict[Key, deque[CodedSum]] = {}
 
     # ---- rules ----
 
@@ -230,7 +230,7 @@ class CodedSums:
             coder = self._compression.coders.of(key, place.array.size)
         return What(self._fusing, self._aside, handle.name, handle, info, rule, coder,
                     self._compression.rates.of(key), before, self._seed, self._ranks, place, mean,
-                    factor, lambda: self._learn(info))
+                    factor, lambda: self._learn(info), lambda: self._next(key))
 
     def _learn(self, info: SummedKey) -> None:
         """All ranks have summed such an array."""
@@ -240,17 +240,12 @@ class CodedSums:
     def _begin(self, key: Key, what: What) -> None:
         call: CodedSum
         if isinstance(what.rule.codec, PowerSGD):
-            call = Factored(what, lambda: self._next(key))
+            call = Factored(what)
         elif what.rule.codec.name in HALVES and len(self._ranks) > 2:
             call = Halves(what)
         else:
             call = Gathered(what)
-        if isinstance(call, Factored):
-            self._in_turn(call, key)
-        else:
-            call.say()
-
-    def _in_turn(self, call: Factored, key: Key) -> None:
+        # The calls of one key go one after the other: each knows what the one before has kept.
         with self._lock:
             waiting = self._turns.get(key)
             if waiting is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncps.codedsums import CodedSums
-from asyncps.collectivecall import CollectiveHandle
+from asyncps.collectivecall import OWN, CollectiveHandle
 from asyncps.roles.made import Op
 from asyncps.tensor.threads import threads_of
 from asyncps.values import Key
@@ -63,7 +63,7 @@ class CodedVerbs:
         self, coded: CodedSums, key: Key, place: CollectiveHandle, op: int, factor: float
     ) -> CollectiveHandle | None:
         """Begin a sum in few bytes; None if it is to go as it is."""
-        if op not in (Op.SUM, Op.MEAN):
+        if op not in (Op.SUM, Op.MEAN) or place.name.startswith(OWN):
             return None
         return coded.begin(key, place.name, place, mean=op == Op.MEAN, factor=factor)
 

@@ -23,6 +23,10 @@ class Calls(Protocol):
         """Begin those that wait for others."""
 
 
+# Names of calls that this package makes for itself begin so. Each is used once, so nothing is kept
+# of them, and no compression is of them.
+OWN = "asyncps/"
+
 _LOCKS = threading.Lock()  # held while a handle gets one of its own
 
 

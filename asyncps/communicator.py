@@ -14,7 +14,7 @@ from asyncps.codedverbs import CodedVerbs
 from asyncps.collectivecall import CollectiveHandle
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError, is_text
 from asyncps.forming import Forming
-from asyncps.fusing import Fusing, Kind
+from asyncps.fusing import Fusing, Kind, factor_of, op_of
 from asyncps.objectverbs import ObjectVerbs
 from asyncps.processset import agree, checked, close_set, refuse_nested
 from asyncps.roles.machine import place_on_machine
@@ -23,11 +23,8 @@ from asyncps.roles.runtime import Runtime
 from asyncps.roles.worker import Worker
 from asyncps.sparseverbs import SparseVerbs
 from asyncps.tensor import dtypes
-from asyncps.tensor.arrays import from_host, to_host
+from asyncps.tensor.arrays import from_host, library_of, to_host
 from asyncps.tensor.dtypes import Array
-
-_OPS = {"sum": Op.SUM, "mean": Op.MEAN, "average": Op.MEAN, "min": Op.MIN, "max": Op.MAX,
-        "product": Op.PRODUCT}
 
 _MOST_KINDS = 256
 
@@ -254,7 +251,7 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
 
     def close(self) -> None:
         """Leave the job; what this rank was called for arrives first."""
-        if not self._fusing.closed and not self._runtime.forked:
+        if not self._runtime.forked and self._fusing.is_first_to_close():
             for each in self._sets:
                 each._fusing.close()
             self._fusing.close()
@@ -283,10 +280,10 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
         with contextlib.suppress(TypeError):  # words that cannot be kept: they are refused below
             if (kind := self._kinds.get(words)) is not None:
                 return kind
-        number, name = _op_of(op), dtypes.name_of(dtype)
+        number, name = op_of(op), dtypes.name_of(dtype)
         if number == Op.MEAN and not dtypes.by_name(name).is_float:
             raise DtypeMismatch("there is no mean of integers", expected="floats", got=name)
-        kind = int(verb), int(number), name, 0, float(prescale) * float(postscale)
+        kind = int(verb), int(number), name, 0, factor_of(prescale) * factor_of(postscale)
         if len(self._kinds) < _MOST_KINDS:  # else factors change from call to call
             self._kinds[words] = kind
         return kind
@@ -300,6 +297,8 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
                 raise TensorError("the array is read-only", expected="one that can be written")
             return CollectiveHandle(self._fusing, "" if name is None else self._name(name), x, x)
         host = np.asarray(_host(x))
+        if written and not isinstance(x, np.ndarray) and library_of(x) is None:
+            raise TensorError("nothing that can be written", expected="an array", got=type(x))
         if isinstance(x, np.ndarray):
             if written and not x.flags.writeable:
                 raise TensorError("the array is read-only", expected="one that can be written")
@@ -374,13 +373,6 @@ class ProcessSet(Communicator):
     def close(self) -> None:
         """Take part in the set no more."""
         close_set(self._fusing, self._runtime, self._collecting)
-
-
-def _op_of(op: object) -> Op:
-    found = _OPS.get(op) if isinstance(op, str) else None
-    if found is None:
-        raise ConfigError("unknown reduction", expected=", ".join(_OPS), got=repr(op))
-    return found
 
 
 def _host(x: Any) -> Array:

@@ -113,7 +113,8 @@ class Followers:
         """
         if any(not entry.on_store for entry in self._listed()):
             raise ConfigError("join on a store whose trainer updates at the workers",
-                              expected="update_on_kvstore=True, or equally many steps")
+                              expected="equally many steps; or, of a store that has servers, "
+                              "update_on_kvstore=True")
 
     def changed(self, optimizer: str | None, hyper: Mapping[str, Any], *, weights: bool = False
                 ) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from asyncps.collectivecall import CollectiveHandle, Ends
 from asyncps.errors import AsyncPSError, ClosedError, ConfigError
 from asyncps.roles.collecting import Collecting
-from asyncps.roles.made import Group, Made, Verb
+from asyncps.roles.made import Group, Made, Op, Verb
 from asyncps.roles.runtime import Runtime
 from asyncps.tensor.dtypes import Array
 from asyncps.tensor.pool import Bytes
@@ -33,6 +33,9 @@ _FUSION_S = 0.005
 # Of calls that others have not made, the arrays that were sent all the same. Beyond it arrays
 # travel when all have called.
 _MOST_AHEAD_BYTES = 24 << 20
+
+_OPS = {"sum": Op.SUM, "mean": Op.MEAN, "average": Op.MEAN, "min": Op.MIN, "max": Op.MAX,
+        "product": Op.PRODUCT}
 
 Kind = tuple[int, int, str, int, float]  # verb, op, dtype, root, factor
 
@@ -83,6 +86,7 @@ class Fusing:
         self._most_ahead_bytes = _MOST_AHEAD_BYTES
         self._at_once_bytes = AT_ONCE_BYTES // max(1, world - 1)
         self.closed = False
+        self._is_closing = False
 
     def post(
         self, kind: Kind, handle: CollectiveHandle, splits: list[int],
@@ -224,6 +228,12 @@ class Fusing:
         for handle in handles:
             self.wait(handle, None)
 
+    def is_first_to_close(self) -> bool:
+        """Tell whether nobody has asked this before. Any thread."""
+        with self._lock:
+            first, self._is_closing = not self._is_closing and not self.closed, True
+            return first
+
     def close(self) -> None:
         """Send what waits, let the calls end that all ranks are at, and make no more."""
         self.flush()
@@ -267,3 +277,22 @@ def _gathered(
     elif gather_rows(arrays, arrays[0].dtype, shapes, out) >= 0:
         np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays], out=out)
     return out
+
+
+def op_of(op: object) -> Op:
+    found = _OPS.get(op) if isinstance(op, str) else None
+    if found is None:
+        raise ConfigError("unknown reduction", expected=", ".join(_OPS), got=repr(op))
+    return found
+
+
+def factor_of(value: object) -> float:
+    """Return a factor of a result.
+
+    Raises:
+        ConfigError: It is no number.
+    """
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError("no factor", expected="a number", got=f"{value!r:.50}") from None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from asyncps.choosing import Choice
+from asyncps.collectivecall import OWN
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError
 from asyncps.groupedverbs import GroupedVerbs
 from asyncps.sparsecall import SparseCall, rows_of
@@ -127,7 +128,7 @@ class SparseVerbs(GroupedVerbs):
     ) -> SparseCall:
         # What follows a call is made when that has ended, in an order that differs between ranks:
         # it is paired by a name.
-        told = self._name(name) or f"asyncps/sparse/{self._joins}/{next(self._unnamed)}"
+        told = self._name(name) or f"{OWN}sparse/{self._joins}/{next(self._unnamed)}"
         call = SparseCall(self._fusing, told, self._fusing.rank, self.world_size, indices, values,
                           size, mean=mean, finish=finish)
         return call

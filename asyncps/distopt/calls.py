@@ -10,6 +10,7 @@ import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from asyncps.collectivecall import OWN
 from asyncps.communicator import Communicator
 from asyncps.tensor.dtypes import Array
 
@@ -56,4 +57,4 @@ class Calls:
 
     def _name(self) -> str:
         self._place += 1
-        return f"distopt-{self._number}/{self._verb}/{self._place}"
+        return f"{OWN}distopt-{self._number}/{self._verb}/{self._place}"

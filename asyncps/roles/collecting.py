@@ -111,20 +111,24 @@ class Collecting:
         for peer in self._others(self.sets[number]):
             peer.send(PARTED, number, 0)
 
+    async def all_ended(self, limit_s: float) -> None:
+        """Wait until what all have called has ended; or it is too late."""
+        await self._until(lambda: not self._running, limit_s)
+
     async def all_arrived(self, limit_s: float) -> None:
-        """Wait until what all have called has ended and all that was sent has arrived; or it is too
-        late."""
-        arrived = self._quiet = asyncio.Event()
+        """Wait until all that was sent has arrived, or it is too late."""
+        await self._until(lambda: all(peer.is_quiet for peer in self.peers.values()), limit_s)
+        self._tell()  # the others may wait to hear it
+
+    async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
+        changed = self._quiet = asyncio.Event()
         for peer in self.peers.values():
-            peer.on_arrived = arrived.set
+            peer.on_arrived = changed.set
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while self._running or any(
-                    not peer.has_all for peer in self.peers.values() if peer.connection is not None
-                ):
-                    await arrived.wait()
-                    arrived.clear()
-        self._tell()  # the others may wait to hear it
+                while not is_so():
+                    await changed.wait()
+                    changed.clear()
 
     # ---- from peers ----
 
@@ -289,9 +293,7 @@ class Collecting:
         result = at_once(made.group, mine.at, made.array(mine.at), ones, order, self.me)
         self._ended(mine.calls, mine.at, result, None)
 
-    def _run(
-        self, ranks: Ranks, mine: One, ones: Sequence[One], order: Sequence[int]
-    ) -> None:
+    def _run(self, ranks: Ranks, mine: One, ones: Sequence[One], order: Sequence[int]) -> None:
         """Begin to move the chunks of a call."""
         made: Made = mine.calls.payload
         group, array = made.group, made.array(mine.at)

@@ -30,6 +30,7 @@ from asyncps.transport.connection import Connection
 from asyncps.transport.network import Listening
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.3
+_LEAVE_S = 5.0  # how long who leaves waits for others, at most
 
 
 class Mesh:
@@ -95,8 +96,8 @@ class Mesh:
         collecting, began = self.collecting, self._closing
         self._closing = True
         if collecting is not None and not began and collecting.failure is None:
-            limit_s = min(5.0, self._node.config.answer_s)
-            await collecting.all_arrived(limit_s)
+            limit_s = min(_LEAVE_S, self._node.config.answer_s)
+            await collecting.all_ended(limit_s)
             collecting.leave()
             await collecting.all_arrived(limit_s)
             collecting.end_all(ClosedError("the communicator is closed"))
@@ -163,7 +164,9 @@ class Mesh:
         peer = connection.peer
         assert peer is not None
         over = self.collecting is not None and self.collecting.failure is not None
-        if over or not peer.incarnation:  # it has not yet heard that it has joined: try again
+        if over:
+            raise StaleIncarnation("the calls of this rank have failed", rank=self._node.rank)
+        if not peer.incarnation:  # it has not yet heard that it has joined: try again
             connection.abort()
             return _Nobody()
         if self._members and not self._knows(peer):
@@ -184,6 +187,8 @@ class Mesh:
         place = collecting.peers.get(connection.peer.rank)
         if place is None or place.connection is not connection:
             return
+        if place.is_live or not place.gone_at:
+            place.gone_at = asyncio.get_running_loop().time()
         place.detach()
         if self._closing or place.parted or collecting.failure is not None:
             return
@@ -201,8 +206,17 @@ class Mesh:
         place = self.collecting.peers[rank]
         loop = asyncio.get_running_loop()
         first = not self._ready[rank].is_set()
-        end = loop.time() + (node.config.rendezvous_s if first else node.config.reconnect_s)
-        pause, reason = _FIRST_PAUSE_S, ""
+        # A connection over which nothing came, such as one that was refused, was none.
+        again = not first and loop.time() - place.gone_at > _FIRST_PAUSE_S
+        end = loop.time() + node.config.rendezvous_s
+        if not first:
+            end = place.gone_at + node.config.reconnect_s
+        pause, reason = _LONGEST_PAUSE_S if again else _FIRST_PAUSE_S, "it is refused"
+        if again and loop.time() > end:
+            self._lost(place, reason)
+            return
+        if again:
+            await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, no secret
         while place.connection is None and not self._is_over(place):
             try:
                 owner = _Dialled(self)
@@ -227,8 +241,10 @@ class Mesh:
         """Wait until a higher rank has come back."""
         assert self.collecting is not None
         place = self.collecting.peers[rank]
+        cuts = place.cuts
         await asyncio.sleep(self._node.config.reconnect_s)
-        if place.connection is None and not self._is_over(place):
+        # It may have come back meanwhile, and be gone again: another waits for that.
+        if place.connection is None and place.cuts == cuts and not self._is_over(place):
             self._lost(place, str(error))
 
     def _is_over(self, place: Peer) -> bool:

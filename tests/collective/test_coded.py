@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import asyncps
 from asyncps.codedsum import CodedSum, Encoded
 from asyncps.communicator import Communicator
 from asyncps.errors import (
@@ -808,3 +809,34 @@ def test_halves_of_many_ranks_are_neither_lost_nor_infinite(value: float, kind: 
         total = value if kind == "small" else 5 * value
         for got in five.run(work):
             np.testing.assert_allclose(got, total, rtol=0.2 if kind == "small" else 1e-2)
+
+
+def test_what_distopt_sums_is_not_touched(two: Group) -> None:
+    """Its names are used once: what was kept of one would never be sent."""
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "topk", "ratio": 0.01})
+        weights = np.zeros(SHAPE, "f4")
+        opt = asyncps.DistOpt(asyncps.optim.SGD(lr=1.0), communicator=comm)
+        opt([(weights, np.ones(SHAPE, "f4"))])
+        assert np.all(weights == -1)
+        comm.set_gradient_compression(None)
+        assert not any("distopt" in str(name) for name in comm.compression_report())
+
+    two.run(work)
+
+
+def test_a_skipped_sum_is_told_of_though_none_was_made(two: Group) -> None:
+    name = fresh()
+
+    def work(comm: Communicator) -> None:
+        comm.set_gradient_compression({"type": "topk", "nonfinite": "skip"}, name)
+        comm.all_reduce(np.full(SHAPE, np.nan, "f4"), name=name)
+        assert comm.compression_report()[name]["skipped"] == 1
+
+    two.run(work)
+
+
+@pytest.mark.parametrize("x", [[1.0, 2.0], 3.0, (1,), range(3)], ids=str)
+def test_what_cannot_be_written_is_refused_before_anything_is_sent(two: Group, x: Any) -> None:
+    with pytest.raises(TensorError, match="an array"):
+        two.ranks[0].all_reduce(x)

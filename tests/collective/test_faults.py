@@ -6,13 +6,21 @@ import os
 import random
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asyncps.communicator import Communicator
-from asyncps.errors import ClosedError, DeadlineExceeded, RemoteProtocolError
+from asyncps.errors import (
+    AsyncPSError,
+    ClosedError,
+    ConnectionLost,
+    DeadlineExceeded,
+    RemoteProtocolError,
+    WorkerLost,
+)
 from asyncps.protocol.frames import COLLECT, COUNT, JOINED, PART
 from asyncps.roles.peer import MAX_AHEAD_BYTES, Peer
 from asyncps_ext import wire
@@ -235,3 +243,83 @@ def test_calls_that_others_have_not_made_end_with_the_communicator() -> None:
                 handle.wait()
 
         both.run(work)
+
+
+def test_a_rank_whose_calls_have_failed_lets_the_others_hear_of_it() -> None:
+    """They neither wait for it until their own deadline, nor dial it for ever."""
+    with group(3, reconnect_s=0.5) as three:
+        failed = three.ranks[1]
+
+        async def fail() -> None:
+            failed._collecting.fail(DeadlineExceeded("too late"))
+
+        failed._runtime.run(fail)
+
+        def work(comm: Communicator) -> type[BaseException]:
+            with pytest.raises(AsyncPSError) as error:
+                comm.all_reduce(np.ones(3))
+            return error.type
+
+        assert three.run(work) == [WorkerLost, DeadlineExceeded, WorkerLost]
+
+
+def test_a_second_cut_has_time_of_its_own() -> None:
+    """The timer of a cut that was healed says nothing of the next."""
+    with group(2, reconnect_s=0.6) as both:
+        lower = both.ranks[0]
+        peer = lower._collecting.peers[1]
+
+        async def cut() -> None:
+            assert peer.connection is not None
+            peer.connection.abort(ConnectionLost("cut"))
+
+        both.run(lambda comm: comm.barrier())
+        began = time.monotonic()
+        lower._runtime.run(cut)
+        both.run(lambda comm: comm.barrier())  # it is back
+
+        async def busy() -> None:
+            time.sleep(0.3)
+
+        while time.monotonic() - began < 0.5:
+            both.run(lambda comm: comm.barrier())
+        lower._runtime.run(cut)
+        other = threading.Thread(target=lambda: both.ranks[1]._runtime.run(busy))
+        other.start()
+        both.run(lambda comm: comm.barrier())
+        other.join()
+
+
+def test_closing_after_small_calls_takes_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What travelled at once is acknowledged with the goodbye: nobody waits for that before, else
+    all would wait for each other as long as they may."""
+    monkeypatch.setattr("asyncps.roles.mesh._LEAVE_S", 1e6)
+    for _ in range(5):
+        with group(3, answer_s=1e6) as three:
+            def work(comm: Communicator) -> bool:
+                for _ in range(3):
+                    comm.all_reduce(np.ones(9))
+                comm.close()
+                return True
+
+            assert three.run(work) == [True] * 3
+
+
+def test_two_threads_may_close_at_once() -> None:
+    for _ in range(5):
+        with group(2) as both:
+            failed: list[BaseException] = []
+
+            def close(comm: Communicator, failed: list[BaseException] = failed) -> None:
+                try:
+                    comm.close()
+                except BaseException as error:  # noqa: BLE001 - looked at below
+                    failed.append(error)
+
+            threads = [threading.Thread(target=close, args=(comm,))
+                       for comm in both.ranks for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert not failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,3 +264,10 @@ def test_alone() -> None:
         assert comm.all_gather(np.ones((2, 3))).shape == (2, 3)
         assert comm.join() == 0
         comm.barrier()
+
+
+@pytest.mark.parametrize("factor", ["x", None, [1], 1j, 10**400], ids=str)
+def test_factors_that_are_no_numbers_are_refused(three: Group, factor: Any) -> None:
+    for words in ({"prescale": factor}, {"postscale": factor}):
+        with pytest.raises(ConfigError, match="a number"):
+            three.ranks[0].all_reduce(np.ones(3), **words)

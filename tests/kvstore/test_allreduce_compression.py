@@ -291,3 +291,20 @@ def test_lr_scaled_is_of_the_rate_at_the_call_also_where_calls_overlap(waiting: 
         assert np.all(found[1].wait() == 2.0 * store.num_workers)
 
     on_workers(work)
+
+
+def test_overlapping_sums_of_one_key_are_looked_at_one_after_the_other() -> None:
+    """What the first has kept and the second brings are no finite number together: all hear it."""
+    def work(store: AllReduceStore) -> None:
+        store.init("w", np.zeros((300, 300), "f4"))
+        store.set_gradient_compression({"type": "topk", "ratio": 0.01})
+        value = 2e38 if store.rank == 0 else 0
+        handles = [store.pushpull("w", np.full((300, 300), value, "f4"), async_op=True)
+                   for _ in range(2)]
+        assert np.isfinite(handles[0].wait()).all()
+        with pytest.raises(TensorError, match="rank 0"):
+            handles[1].wait()
+        got = store.pushpull("w", np.zeros((300, 300), "f4"))
+        assert np.isfinite(got).all()
+
+    on_workers(work)

@@ -397,4 +397,4 @@ class Collecting:
 
     def whom(self) -> str:
         """Name the calls that wait, and for whom."""
-        return whom(self.sets.values())
+        return whom(self.sets.values(), [each.waits_for() for each in self._running.values()])

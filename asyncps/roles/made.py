@@ -123,14 +123,15 @@ def parted(rank: int) -> ClusterError:
     return ClusterError(f"rank {rank} has left while others call", rank=rank)
 
 
-def whom(sets: Iterable[Ranks]) -> str:
-    """Name the calls that wait, and for whom."""
+def whom(sets: Iterable[Ranks], running: Iterable[list[int]]) -> str:
+    """Name the calls that wait, and for whom; of those that all have made, whose chunks."""
     texts = []
     for ranks in sets:
         for name, lacking in list(ranks.matching.missing().items())[:4]:
             if lacking:
                 texts.append(f"{name or 'a call without a name'} lacks ranks {lacking}")
-    return "; ".join(texts) or "all ranks have called, and chunks do not come"
+    texts += [f"a call that all have made lacks ranks {lacking}" for lacking in running if lacking]
+    return "; ".join(texts[:8]) or "all ranks have called, and chunks do not come"
 
 
 def give_back(buffer: Bytes, pool: Pool) -> None:

@@ -164,9 +164,7 @@ class Mesh:
         peer = connection.peer
         assert peer is not None
         over = self.collecting is not None and self.collecting.failure is not None
-        if over:
-            raise StaleIncarnation("the calls of this rank have failed", rank=self._node.rank)
-        if not peer.incarnation:  # it has not yet heard that it has joined: try again
+        if over or not peer.incarnation:  # it has not yet heard that it has joined: try again
             connection.abort()
             return _Nobody()
         if self._members and not self._knows(peer):
@@ -187,8 +185,6 @@ class Mesh:
         place = collecting.peers.get(connection.peer.rank)
         if place is None or place.connection is not connection:
             return
-        if place.is_live or not place.gone_at:
-            place.gone_at = asyncio.get_running_loop().time()
         place.detach()
         if self._closing or place.parted or collecting.failure is not None:
             return
@@ -206,17 +202,8 @@ class Mesh:
         place = self.collecting.peers[rank]
         loop = asyncio.get_running_loop()
         first = not self._ready[rank].is_set()
-        # A connection over which nothing came, such as one that was refused, was none.
-        again = not first and loop.time() - place.gone_at > _FIRST_PAUSE_S
-        end = loop.time() + node.config.rendezvous_s
-        if not first:
-            end = place.gone_at + node.config.reconnect_s
-        pause, reason = _LONGEST_PAUSE_S if again else _FIRST_PAUSE_S, "it is refused"
-        if again and loop.time() > end:
-            self._lost(place, reason)
-            return
-        if again:
-            await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, no secret
+        end = loop.time() + (node.config.rendezvous_s if first else node.config.reconnect_s)
+        pause, reason = _FIRST_PAUSE_S, ""
         while place.connection is None and not self._is_over(place):
             try:
                 owner = _Dialled(self)

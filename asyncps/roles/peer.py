@@ -54,8 +54,6 @@ class Peer:
         ahead_bytes: What it has sent of calls that are not matched.
         parted: It has said that it leaves.
         cuts: How often its connection was gone.
-        gone_at: When it was gone that something had come over, loop time.
-        is_live: The other side has said what it has.
         on_arrived: Called when all that was sent has arrived or cannot, if somebody waits for it.
     """
 
@@ -65,7 +63,6 @@ class Peer:
         self.ahead_bytes = 0
         self.parted = False
         self.cuts = 0
-        self.gone_at = 0.0
         self.on_arrived: Arrived | None = None
         self._owner = owner
         self._outbox = Outbox()
@@ -73,7 +70,7 @@ class Peer:
         self._arrived = 0  # how many of ours have, in all
         self._received = 0
         self._told = 0
-        self.is_live = False
+        self._is_live = False  # the other side has said what it has
         self._table = b""
         self._buffer: Bytes | None = None
 
@@ -99,13 +96,13 @@ class Peer:
             parts.append(payload)
         frame = Outgoing(0, parts, HEADER_SIZE + len(table) + size)
         self._kept.append((frame, then))
-        if self.is_live:
+        if self._is_live:
             self._told = self._received
             self._outbox.post(frame)
 
     def tell(self) -> None:
         """Say what has come, if that was not said."""
-        if self.is_live and self._told < self._received and self.connection is not None:
+        if self._is_live and self._told < self._received and self.connection is not None:
             self._told = self._received
             self._say_count()
 
@@ -138,7 +135,7 @@ class Peer:
         before, self.connection = self.connection, connection
         if before is not None:
             before.abort()
-        self.is_live = False
+        self._is_live = False
         self._outbox.detach()
         self._outbox.attach(connection)
         self._told = self._received
@@ -148,7 +145,7 @@ class Peer:
         """The connection is gone."""
         self.connection = None
         self.cuts += 1
-        self.is_live = False
+        self._is_live = False
         self._outbox.detach()
         if self._buffer is not None:  # it will come again
             self.ahead_bytes -= self._buffer.nbytes
@@ -158,7 +155,7 @@ class Peer:
             self.on_arrived()
 
     def _resume(self) -> None:
-        self.is_live = True
+        self._is_live = True
         for frame, _ in self._kept:
             self._outbox.post(frame)
 
@@ -197,7 +194,7 @@ class Peer:
         if not header.payload_bytes:
             self._heard(header)
         if kind == COUNT:
-            if not self.is_live:
+            if not self._is_live:
                 self._resume()
             return
         self._came()

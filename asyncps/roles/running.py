@@ -66,6 +66,11 @@ class Running:
         """Tell whether something of a rank has not come."""
         return rank in self._places and self._schedule.lacks(self._places[rank])
 
+    def waits_for(self) -> list[int]:
+        """Return the ranks whose chunks it goes on with."""
+        return sorted(rank for rank, place in self._places.items()
+                      if place in self._schedule.waits_for())
+
     def fail(self, error: AsyncPSError) -> None:
         """It cannot end well any more."""
         self._end(error)

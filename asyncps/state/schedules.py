@@ -78,6 +78,9 @@ class Schedule(Protocol):
     def lacks(self, source: int) -> bool:
         """Tell whether something of `source` is still to come."""
 
+    def waits_for(self) -> list[int]:
+        """Return whose chunks it goes on with."""
+
     @property
     def is_done(self) -> bool:
         """Whether all that was to come is there, and all is reduced."""
@@ -175,6 +178,14 @@ class Reduction:
             if owner == self._me or (owner == source and self._comes_back)
         )
 
+    def waits_for(self) -> list[int]:
+        """As `Schedule.waits_for`: who lacks in our next chunk; else whose results do."""
+        for number, missing in self._missing.items():
+            if missing:
+                return [source for source in range(self._parts)
+                        if source != self._me and (source, number) not in self._seen]
+        return [source for source in range(self._parts) if self.lacks(source)]
+
     def _reduced(self, number: int) -> list[Step]:
         _, start, stop = self._chunks[number]
         self._left -= 1
@@ -247,6 +258,10 @@ class Transfer:
     def lacks(self, source: int) -> bool:
         """As `Schedule.lacks`."""
         return any(place[0] == source for place in self._places)
+
+    def waits_for(self) -> list[int]:
+        """As `Schedule.waits_for`."""
+        return sorted({source for source, _ in self._places})
 
     @property
     def is_done(self) -> bool:

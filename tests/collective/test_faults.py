@@ -14,12 +14,10 @@ import pytest
 
 from asyncps.communicator import Communicator
 from asyncps.errors import (
-    AsyncPSError,
     ClosedError,
     ConnectionLost,
     DeadlineExceeded,
     RemoteProtocolError,
-    WorkerLost,
 )
 from asyncps.protocol.frames import COLLECT, COUNT, JOINED, PART
 from asyncps.roles.peer import MAX_AHEAD_BYTES, Peer
@@ -243,24 +241,6 @@ def test_calls_that_others_have_not_made_end_with_the_communicator() -> None:
                 handle.wait()
 
         both.run(work)
-
-
-def test_a_rank_whose_calls_have_failed_lets_the_others_hear_of_it() -> None:
-    """They neither wait for it until their own deadline, nor dial it for ever."""
-    with group(3, reconnect_s=0.5) as three:
-        failed = three.ranks[1]
-
-        async def fail() -> None:
-            failed._collecting.fail(DeadlineExceeded("too late"))
-
-        failed._runtime.run(fail)
-
-        def work(comm: Communicator) -> type[BaseException]:
-            with pytest.raises(AsyncPSError) as error:
-                comm.all_reduce(np.ones(3))
-            return error.type
-
-        assert three.run(work) == [WorkerLost, DeadlineExceeded, WorkerLost]
 
 
 def test_a_second_cut_has_time_of_its_own() -> None:

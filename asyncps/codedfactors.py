@@ -117,7 +117,7 @@ class Factored(CodedSum):
             # A column that is zero would teach nothing: the one before stays.
             after = np.where(q.any(axis=0), q, self._before).reshape(-1)
         except Exception:  # noqa: BLE001 - it is logged, and the sum is well
-            log.exception("what the sum %r has not sent is lost", self.what.name)
+            log.exception("what the sum %r has not sent is lost", self.handle.name)
             left = None
         self._took_s += time.perf_counter() - began
         self._keep(left, after, self._p.nbytes + q.nbytes)

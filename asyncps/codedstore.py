@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncps.codedsums import CodedSums, Gather
 from asyncps.codedverbs import coded_sums
+from asyncps.compressionverbs import warn_of_unsent
 from asyncps.tensor.dtypes import Array
 from asyncps.values import Key
 
 if TYPE_CHECKING:
     from asyncps.allreducecalls import Calling
-
-log = logging.getLogger(__name__)
 
 
 class CodedStoreVerbs:
@@ -100,9 +98,5 @@ class CodedStoreVerbs:
 
     def _note_unsaved(self, verb: str) -> None:
         """Warn that a verb does not write what compression keeps at this worker."""
-        keys = [] if self._coded is None else self._coded.unsaved()
-        if keys:
-            log.warning(
-                "%s does not write what compression has not sent yet, nor a momentum of dgc's: of "
-                "%d keys, such as %r, a trainer that loads this begins with none", verb, len(keys),
-                keys[0])
+        if self._coded is not None:
+            warn_of_unsent(verb, self._coded.unsent())

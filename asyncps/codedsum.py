@@ -48,7 +48,6 @@ class What(NamedTuple):
     Attributes:
         fusing: Makes calls.
         aside: Where arrays are encoded.
-        name: Of the call.
         handle: Of the call.
         info, rule, coder: Of the key.
         rate: The learning rate that what is not sent is to be worth.
@@ -64,7 +63,6 @@ class What(NamedTuple):
 
     fusing: Fusing
     aside: Aside
-    name: str
     handle: CollectiveHandle
     info: KeyInfo
     rule: Rule
@@ -110,7 +108,7 @@ class CodedSum:
                 state, text = self.look(g)
                 largest = self.largest(g) if state == State.THERE else 0.0
             except Exception as error:  # such as no memory: the others wait
-                log.exception("the array of the sum %r cannot be looked at", what.name)
+                log.exception("the array of the sum %r cannot be looked at", self.handle.name)
                 state, text = State.FAILED, repr(error)[:_MOST_TEXT]
         word = Word(what.fusing.rank, state, "mean" if what.mean else "sum", what.factor,
                     self.dtype.name, what.place.array.shape,
@@ -147,7 +145,7 @@ class CodedSum:
     def _told(self, raw: Any) -> None:
         """All have told. On the loop."""
         what = self.what
-        words = agree(raw, what.name, what.info.told, what.ranks)
+        words = agree(raw, self.handle.name, what.info.told, what.ranks)
         what.agreed()
         states = {word.state for word in words}
         if State.SKIPPED in states:
@@ -187,7 +185,7 @@ class CodedSum:
             else:
                 self._guard(lambda: then(result))
 
-        return Step(self.what.fusing, self.what.name, array, ended)
+        return Step(self.what.fusing, self.handle.name, array, ended)
 
     def post(self, kind: Kind, array: Any, then: Callable[[Any], None]) -> None:
         """Make such a call. Beside the loop."""
@@ -199,7 +197,7 @@ class CodedSum:
         try:
             return make()
         except Exception as error:
-            log.exception("an array of the sum %r cannot be encoded", self.what.name)
+            log.exception("an array of the sum %r cannot be encoded", self.handle.name)
             self.failed = self._failure(error)  # such as no memory; the others wait
             return otherwise()
 
@@ -212,8 +210,8 @@ class CodedSum:
         if self.failed is not None:
             raise self.failed
         if has_failed:
-            raise AsyncPSError(f"a rank has failed in the sum {self.what.name!r}; its own log and "
-                               "error say why")
+            raise AsyncPSError(f"a rank has failed in the sum {self.handle.name!r}; its own log "
+                               "and error say why")
 
     def aside(self, work: Work) -> None:
         """Do something beside the loop."""
@@ -226,11 +224,11 @@ class CodedSum:
         except AsyncPSError as error:
             self.end(None, error)
         except Exception as error:
-            log.exception("the sum %r failed", self.what.name)
+            log.exception("the sum %r failed", self.handle.name)
             self.end(None, self._failure(error))
 
     def _failure(self, error: Exception) -> AsyncPSError:
-        return AsyncPSError(f"the sum {self.what.name!r} failed: {error!r}")
+        return AsyncPSError(f"the sum {self.handle.name!r} failed: {error!r}")
 
     def end(self, came: Any, error: AsyncPSError | None) -> None:
         """The call has ended. Any thread."""
@@ -238,7 +236,7 @@ class CodedSum:
             try:
                 self.put_back()
             except Exception:
-                log.exception("what the sum %r has encoded is lost", self.what.name)
+                log.exception("what the sum %r has encoded is lost", self.handle.name)
         ended, self._has_ended = self._has_ended, True
         if not ended:
             try:

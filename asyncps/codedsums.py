@@ -29,7 +29,7 @@ from asyncps.tensor.codecs import KINDS
 from asyncps.tensor.codecs.powersgd import PowerSGD
 from asyncps.tensor.dtypes import Array
 from asyncps.tensor.pool import Bytes
-from asyncps.values import Key, as_keys, check_text, key_spec
+from asyncps.values import Key, key_spec, named_keys
 
 Gather = Callable[[Array], Array]  # of all ranks, one behind the other
 
@@ -109,13 +109,7 @@ class CodedSums:
             raise ConfigError("pull of a compression: nothing is pulled without servers",
                               expected="None", got=words["pull"])
         self._check_hyper(self._hyper, words)
-        named: Keys = str(keys) if isinstance(keys, str) else None
-        if keys is not None and not isinstance(keys, str):
-            named = list(as_keys(keys)[0])
-        if named == []:
-            raise ConfigError("compression of no keys", got="[]",
-                              expected="a pattern, a key, a list of keys, or None for all")
-        check_text([named] if isinstance(named, str) else named or [])
+        named = named_keys(keys)
         if default:
             self._compression.check_default(words)
         return named, words
@@ -158,11 +152,9 @@ class CodedSums:
         for key in names.keys() & self._infos.keys():
             self._infos[key].told = names[key]
 
-    def unsaved(self) -> list[Key]:
+    def unsent(self) -> list[Key]:
         """Return the keys, as users know them, of which something is kept here."""
-        kept = self._compression.coders.kept()
-        return [self._told.get(key, key) for key, each in kept.items()
-                if each.residual is not None or each.extra is not None]
+        return [self._told.get(key, key) for key in self._compression.coders.unsent()]
 
     def report(self) -> dict[Key, dict[str, Any]]:
         """Say of each key how it is sent, and what that came to."""
@@ -228,7 +220,7 @@ class CodedSums:
                 self._compression.coders.forget(key)
         if coder is None or not before:
             coder = self._compression.coders.of(key, place.array.size)
-        return What(self._fusing, self._aside, handle.name, handle, info, rule, coder,
+        return What(self._fusing, self._aside, handle, info, rule, coder,
                     self._compression.rates.of(key), before, self._seed, self._ranks, place, mean,
                     factor, lambda: self._learn(info), lambda: self._next(key))
 

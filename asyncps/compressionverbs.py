@@ -14,6 +14,20 @@ from asyncps.values import Key
 log = logging.getLogger(__name__)
 
 
+def warn_of_unsent(verb: str, keys: Sequence[Key]) -> None:
+    """Warn that a verb does not write what compression keeps at this worker.
+
+    Args:
+        verb: That.
+        keys: Of which something is kept.
+    """
+    if keys:
+        log.warning(
+            "%s does not write what compression has not sent yet, nor a momentum of dgc's: of %d "
+            "keys, such as %r, a trainer that loads this begins with none", verb, len(keys),
+            keys[0])
+
+
 class CompressionReports:
     """What both faces say of it."""
 
@@ -44,14 +58,9 @@ class CompressionReports:
     def _note_unsaved(self, verb: str) -> None:
         """Warn that a verb does not write what compression keeps at this worker."""
         client = self._core.client
-        kept = {} if client.compression is None else client.compression.coders.kept()
-        keys = [client.stands_for.get(key, key) for key, each in kept.items()
-                if each.residual is not None or each.extra is not None]
-        if keys:
-            log.warning(
-                "%s does not write what compression has not sent yet, nor a momentum of dgc's: of "
-                "%d keys, such as %r, a trainer that loads this begins with none", verb, len(keys),
-                keys[0])
+        if client.compression is not None:
+            warn_of_unsent(verb, [client.stands_for.get(key, key)
+                                  for key in client.compression.coders.unsent()])
 
     def _use_own(self, hyper: Mapping[str, Any], sums: Sequence[Key]) -> None:
         """A trainer steps, with these hyper-parameters.

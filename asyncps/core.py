@@ -37,6 +37,7 @@ from asyncps.values import (
     as_keys,
     as_values,
     check_text,
+    named_keys,
 )
 
 CAPABILITIES = ("optimizer",)
@@ -241,15 +242,9 @@ class Core(RowCalls):
         words = codecs.checked(spec)
         self.client.check_rate(self.client.hyper, words)
         self.client.check_momentum(self.client.hyper, words)
-        named = keys
-        if keys is not None and not isinstance(keys, str):
-            named = list(as_keys(keys)[0])
-        if named == []:
-            raise ConfigError("compression of no keys", got="[]",
-                              expected="a pattern, a key, a list of keys, or None for all")
+        named = named_keys(keys)
         if default and self.client.compression is not None:
             self.client.compression.check_default(words)
-        check_text([named] if isinstance(named, str) else named or [])
         await self.flush()
         await self.worker.set_compression(self.client, named, words, default=default)
 

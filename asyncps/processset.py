@@ -81,7 +81,7 @@ def agree(world: World, number: int, ranks: list[int]) -> bool:
 
 def close_set(fusing: Fusing, runtime: Runtime, collecting: Collecting) -> None:
     """Take part in a set no more, and let its other ranks know."""
-    if fusing.closed or runtime.forked:
+    if runtime.forked or not fusing.is_first_to_close():
         return
     fusing.close()
 

@@ -216,6 +216,16 @@ def check(array: Array, info: KeyInfo) -> Array:
     return array
 
 
+def named_keys(keys: Any) -> str | list[Key] | None:
+    """Return whom words of compression are of: all, a pattern, or keys; ConfigError for nobody."""
+    named = keys if keys is None else str(keys) if isinstance(keys, str) else list(as_keys(keys)[0])
+    if named == []:
+        raise ConfigError("compression of no keys", got="[]",
+                          expected="a pattern, a key, a list of keys, or None for all")
+    check_text([named] if isinstance(named, str) else named or [])
+    return named
+
+
 def key_spec(key: Key, array: Array) -> Any:
     """Describe a key by its first value.
 

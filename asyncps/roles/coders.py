@@ -96,6 +96,11 @@ class Coders:
         return {key: kept for key, kept in found.items()
                 if kept.pushes or kept.residual is not None or kept.extra is not None}
 
+    def unsent(self) -> list[Key]:
+        """Return the keys of which something is kept that was not sent, or a momentum."""
+        return [key for key, each in self.kept().items()
+                if each.residual is not None or each.extra is not None]
+
     def take(self, found: Mapping[Key, Kept], rates: Mapping[Key, Rate | None]) -> None:
         """Let this be all that is kept.
 

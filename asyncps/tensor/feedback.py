@@ -196,14 +196,12 @@ class KeyCoder:
         self, codec: Stateful, g: Floats, kept: Floats | None, shape: tuple[int, ...],
         pieces: Pieces, take: Take, seeds: Sequence[int],
     ) -> list[Bytes]:
-        size = codec.extra_size(shape)
-        if self.extra is None or self.extra.size != size:  # another's, of a checkpoint
-            self.extra = np.zeros(size, np.float32)
+        extra = self._extra_of(codec, shape)
         if kept is None:  # what is not sent is lost
             kept = np.zeros(self.size, np.float32)
         self.pushes += 1
         try:
-            return codec.encode_with(g, kept, self.extra, shape, self.pushes, pieces, take, seeds)
+            return codec.encode_with(g, kept, extra, shape, self.pushes, pieces, take, seeds)
         except BaseException:
             self.pushes -= 1
             self._bound = math.inf
@@ -266,12 +264,10 @@ class KeyCoder:
             if kept is not None:
                 reduce.add(whole, kept)
             self._become(codec)
-            size = codec.extra_size(shape)
-            if self.extra is None or self.extra.size != size:
-                self.extra = np.zeros(size, np.float32)
+            extra = self._extra_of(codec, shape)
             self.residual, self._bound = None, 0.0
             self.pushes += 1
-            return SumPush(whole, self.extra, self.pushes, kept)
+            return SumPush(whole, extra, self.pushes, kept)
 
     def end_sum(
         self, codec: Stateful, left: Floats | None, extra: Floats | None, nbytes: int, sent: int,
@@ -302,6 +298,13 @@ class KeyCoder:
                 self.pushes -= 1
         if push.kept is not None:
             self.put_in(push.kept)
+
+    def _extra_of(self, codec: Stateful, shape: tuple[int, ...]) -> Floats:
+        """Return what a codec keeps beside: zeros at first, or for what a checkpoint had."""
+        size = codec.extra_size(shape)
+        if self.extra is None or self.extra.size != size:
+            self.extra = np.zeros(size, np.float32)
+        return self.extra
 
     def _kept(self, feedback: bool) -> Floats | None:
         """Return the residual to encode with: made if need be, dropped without feedback."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -244,30 +244,38 @@ def test_calls_that_others_have_not_made_end_with_the_communicator() -> None:
 
 
 def test_a_second_cut_has_time_of_its_own() -> None:
-    """The timer of a cut that was healed says nothing of the next."""
-    with group(2, reconnect_s=0.6) as both:
-        lower = both.ranks[0]
-        peer = lower._collecting.peers[1]
+    """The timer of a cut that was healed says nothing of the next, which has much longer."""
+    with group(2, reconnect_s=0.4) as both:
+        lower, upper = both.ranks
+        node, peer = lower._worker.node, lower._collecting.peers[1]
+        held, release = threading.Event(), threading.Event()
 
         async def cut() -> None:
             assert peer.connection is not None
             peer.connection.abort(ConnectionLost("cut"))
 
+        async def hold() -> None:  # the loop that would dial again has other work
+            held.set()
+            release.wait(20)
+
+        async def timers() -> int:
+            return sum(task.get_name().startswith("reconnect") for task in asyncio.all_tasks())
+
         both.run(lambda comm: comm.barrier())
-        began = time.monotonic()
         lower._runtime.run(cut)
         both.run(lambda comm: comm.barrier())  # it is back
-
-        async def busy() -> None:
-            time.sleep(0.3)
-
-        while time.monotonic() - began < 0.5:
-            both.run(lambda comm: comm.barrier())
-        lower._runtime.run(cut)
-        other = threading.Thread(target=lambda: both.ranks[1]._runtime.run(busy))
-        other.start()
+        holding = threading.Thread(target=lambda: upper._runtime.run(hold))
+        holding.start()
+        try:
+            assert held.wait(10)
+            node.config = node.config.replace(reconnect_s=60.0)
+            lower._runtime.run(cut)
+            while lower._runtime.run(timers) > 1:  # until the first has run out
+                pass
+        finally:
+            release.set()
+            holding.join()
         both.run(lambda comm: comm.barrier())
-        other.join()
 
 
 def test_closing_after_small_calls_takes_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from asyncps.errors import AsyncPSError, ConfigError, Disagreement, TensorError
 from tests.kvstore.compressed import SHAPES, T, model_2bit
 from tests.support.cluster import on_cluster
 from tests.trainer.params import Param
+from tests.trainer.test_compression import sends_what_mxnet_sends
 
 
 def on_workers(work: Any, workers: int = 2, **options: Any) -> list[Any]:
@@ -173,20 +174,8 @@ def test_a_trainer_converges(spec: dict[str, Any]) -> None:
 
 
 def test_a_trainer_sends_what_mxnet_sends() -> None:
-    """0.4 is not sent, 0.4 + 0.4 is sent as 0.5, 0.3 stays; small keys too."""
-
-    def work(store: AllReduceStore) -> None:
-        params = [Param(np.full(size, 0.3, "f4")) for size in (3, 20_000)]
-        trainer = asyncps.Trainer(params, "sgd", {"learning_rate": 1.0}, kvstore=store,
-                                  compression_params={"type": "2bit", "threshold": 0.5})
-        for expected in (0.3, 0.3 - 2 * 0.5):
-            for param in params:
-                param.grad = np.full_like(param.data, 0.4)
-            trainer.step(1)
-            for param in params:
-                assert np.allclose(param.data, expected, atol=1e-6)
-
-    on_workers(work)
+    """Small keys too."""
+    on_workers(lambda store: sends_what_mxnet_sends(store, (3, 20_000), None))
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path, caplog: Any) -> None:

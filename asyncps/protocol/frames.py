@@ -37,12 +37,13 @@ class Kind(IntEnum):
     COUNT = 32  # how many frames of a peer have come
     JOINED = 33  # this rank takes part in no collective call until all have joined
     PARTED = 34  # this rank leaves for good
+    FAILED = 35  # table: ErrorInfo; this rank can go on no more, and why: its last frame
 
 
 # Plain numbers for hot paths: looking up a member of an enum takes longer than comparing it.
 (
     CONTROL, HEARTBEAT, INIT, ASSIGN, PUSH, PULL, PUSHPULL, WAIT, REFUSE, RESTORE, ACK, DATA,
-    ERROR, COLLECT, PART, COUNT, JOINED, PARTED,
+    ERROR, COLLECT, PART, COUNT, JOINED, PARTED, FAILED,
 ) = map(int, Kind)
 
 

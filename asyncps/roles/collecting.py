@@ -8,7 +8,6 @@ into memory that is there.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from asyncps.errors import AsyncPSError, ClusterError, DeadlineExceeded, RemoteP
 from asyncps.protocol.collective import Verb
 from asyncps.protocol.frames import COLLECT, JOINED, PARTED, Header
 from asyncps.roles.early import Early
+from asyncps.roles.farewell import Farewell, heard
 from asyncps.roles.made import Came, Made, Ranks, give_back, parted, taken, whom
 from asyncps.roles.peer import Peer
 from asyncps.roles.planned import at_once, plan
@@ -62,7 +62,7 @@ class Collecting:
         self._running: dict[int, Running] = {}
         self._early = Early()
         self._telling = False
-        self._quiet: asyncio.Event | None = None  # set when a call has ended, at the end of all
+        self.farewell = Farewell(me, self.peers)
 
     # ---- from the user ----
 
@@ -113,22 +113,12 @@ class Collecting:
 
     async def all_ended(self, limit_s: float) -> None:
         """Wait until what all have called has ended; or it is too late."""
-        await self._until(lambda: not self._running, limit_s)
+        await self.farewell.until(lambda: not self._running, limit_s)
 
     async def all_arrived(self, limit_s: float) -> None:
         """Wait until all that was sent has arrived, or it is too late."""
-        await self._until(lambda: all(peer.is_quiet for peer in self.peers.values()), limit_s)
+        await self.farewell.all_arrived(limit_s)
         self._tell()  # the others may wait to hear it
-
-    async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
-        changed = self._quiet = asyncio.Event()
-        for peer in self.peers.values():
-            peer.on_arrived = changed.set
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                while not is_so():
-                    await changed.wait()
-                    changed.clear()
 
     # ---- from peers ----
 
@@ -163,6 +153,10 @@ class Collecting:
         for running in list(self._running.values()):
             if running.lacks(rank):
                 running.fail(parted(rank))
+
+    def failed(self, rank: int, table: bytes) -> None:
+        """A peer can go on no more, and so can nobody."""
+        self.fail(heard(rank, table), table)
 
     def left(self, rank: int, header: Header) -> None:
         """A peer has left a set of ranks: calls there that need it fail."""
@@ -214,6 +208,8 @@ class Collecting:
     # ---- what is complete ----
 
     def _carry_out(self, ranks: Ranks, event: Callable[[], Sequence[Outcome]]) -> None:
+        if self.failure is not None:  # a frame that was read together with the one that ended all
+            return
         try:
             for outcome in event():
                 self._come_to(ranks, outcome)
@@ -305,8 +301,7 @@ class Collecting:
 
         def ended(error: AsyncPSError | None) -> None:
             del self._running[own_number]
-            if self._quiet is not None:
-                self._quiet.set()
+            self.farewell.note()
             self._ended(mine.calls, mine.at, found if error is None else None, error)
 
         running = self._running[own_number] = Running(
@@ -344,15 +339,17 @@ class Collecting:
 
     # ---- ends ----
 
-    def fail(self, error: AsyncPSError) -> None:
-        """Nothing can be called any more: all that is open ends with an error, once."""
-        if self.failure is not None:
-            return
-        self.failure = error
-        for peer in self.peers.values():
-            if peer.connection is not None:
-                peer.connection.abort(error)
-        self.end_all(error)
+    def fail(self, error: AsyncPSError, table: bytes = b"") -> None:
+        """Nothing can be called any more: all that is open ends with an error, once.
+
+        Args:
+            error: Why; the others hear it.
+            table: What a peer has said, if it is its reason.
+        """
+        if self.failure is None:
+            self.failure = error
+            self.farewell.tell(error, table)
+            self.end_all(error)
 
     def end_all(self, error: AsyncPSError) -> None:
         """All that is open ends with an error, and nothing can be called any more."""

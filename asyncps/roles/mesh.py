@@ -19,18 +19,18 @@ from asyncps.errors import (
     StaleIncarnation,
     WorkerLost,
 )
-from asyncps.protocol.frames import Header
 from asyncps.protocol.handshake import PeerHello
 from asyncps.protocol.messages import Member
 from asyncps.protocol.reader import Sink
 from asyncps.roles.collecting import Collecting
 from asyncps.roles.node import Node
 from asyncps.roles.peer import Peer
-from asyncps.transport.connection import Connection
+from asyncps.transport.connection import NOBODY, Connection
 from asyncps.transport.network import Listening
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.3
 _LEAVE_S = 5.0  # how long who leaves waits for others, at most
+_TELL_S = 1.0  # how long who has failed waits at most until the others have heard why
 
 
 class Mesh:
@@ -48,7 +48,7 @@ class Mesh:
         self._listening: Listening | None = None
         self._members: dict[int, Member] = {}
         self._ready: dict[int, asyncio.Event] = {}
-        self._closing = False
+        self._leaving = self._closing = False
         self.collecting: Collecting | None = None
 
     # ---- the walk in ----
@@ -93,14 +93,20 @@ class Mesh:
 
     async def close(self) -> None:
         """Leave: what all have called ends, what was sent arrives, then all connections end."""
-        collecting, began = self.collecting, self._closing
-        self._closing = True
-        if collecting is not None and not began and collecting.failure is None:
+        collecting, began = self.collecting, self._leaving
+        self._leaving = True
+        if collecting is not None and not began:
             limit_s = min(_LEAVE_S, self._node.config.answer_s)
-            await collecting.all_ended(limit_s)
-            collecting.leave()
-            await collecting.all_arrived(limit_s)
-            collecting.end_all(ClosedError("the communicator is closed"))
+            if collecting.failure is None:
+                self._closing = True  # who is cut now need not come back
+                await collecting.all_ended(limit_s)
+            if collecting.failure is None:
+                collecting.leave()
+                await collecting.all_arrived(limit_s)
+            if collecting.failure is None:
+                collecting.end_all(ClosedError("the communicator is closed"))
+            else:
+                await collecting.farewell.all_told(min(_TELL_S, limit_s))
         self._end()
 
     def kill(self, error: AsyncPSError) -> None:
@@ -163,14 +169,17 @@ class Mesh:
     def _welcome(self, connection: Connection) -> Sink:
         peer = connection.peer
         assert peer is not None
-        over = self.collecting is not None and self.collecting.failure is not None
-        if over or not peer.incarnation:  # it has not yet heard that it has joined: try again
+        if not peer.incarnation:  # it has not yet heard that it has joined: try again
             connection.abort()
-            return _Nobody()
+            return NOBODY
         if self._members and not self._knows(peer):
             raise StaleIncarnation("not the worker that the scheduler knows", rank=peer.rank,
                                    got=peer.incarnation)
-        place = self._begun().peers[peer.rank]
+        collecting = self._begun()
+        place = collecting.peers[peer.rank]
+        if collecting.failure is not None:
+            collecting.farewell.tell_again(place, connection)
+            return NOBODY
         place.attach(connection)
         self._ready[peer.rank].set()
         return place
@@ -186,11 +195,10 @@ class Mesh:
         if place is None or place.connection is not connection:
             return
         place.detach()
-        if self._closing or place.parted or collecting.failure is not None:
+        if self._is_over(place):
             return
         if isinstance(error, ProtocolError):
             collecting.fail(error)
-            return
         rank = place.rank
         work = self._reach(rank) if rank < self._node.rank else self._wait_for(rank, error)
         self._node.spawn(work, f"reconnect rank {self._node.rank} with rank {rank}")
@@ -206,13 +214,7 @@ class Mesh:
         pause, reason = _FIRST_PAUSE_S, ""
         while place.connection is None and not self._is_over(place):
             try:
-                owner = _Dialled(self)
-                async with asyncio.timeout(node.config.handshake_s):
-                    await node.network.connect(
-                        lambda owner=owner: Connection(  # type: ignore[misc]
-                            owner, node.hello(), node.config.token, connector=True),
-                        member.host, member.port)
-                    await owner.settled.wait()
+                owner = await self._dial(member)
                 if owner.is_placed:
                     return
                 reason = str(owner.error or "it was closed")
@@ -223,6 +225,21 @@ class Mesh:
                 return
             await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, no secret
             pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def _dial(self, member: Member) -> _Dialled:
+        """Try once; no connection is left behind that has not found its place or its end."""
+        node, owner = self._node, _Dialled(self)
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(node.config.handshake_s):
+                connection = await node.network.connect(
+                    lambda: Connection(owner, node.hello(), node.config.token, connector=True),
+                    member.host, member.port)
+                await owner.settled.wait()
+        finally:
+            if connection is not None and not owner.settled.is_set():
+                connection.abort()
+        return owner
 
     async def _wait_for(self, rank: int, error: AsyncPSError) -> None:
         """Wait until a higher rank has come back."""
@@ -236,7 +253,7 @@ class Mesh:
 
     def _is_over(self, place: Peer) -> bool:
         assert self.collecting is not None
-        return self._closing or place.parted or self.collecting.failure is not None
+        return self._closing or place.parted or place.told
 
     def _lost(self, place: Peer, reason: str) -> None:
         assert self.collecting is not None
@@ -257,7 +274,7 @@ class _Dialled:
         """It has its place."""
         try:
             sink = self._mesh._welcome(connection)
-            self.is_placed = isinstance(sink, Peer)
+            self.is_placed = sink is not NOBODY
             return sink
         finally:
             self.settled.set()
@@ -267,13 +284,3 @@ class _Dialled:
         self.error = error
         self.settled.set()
         self._mesh.connection_closed(connection, error)
-
-
-class _Nobody:
-    """Takes what still comes over a connection that was given up."""
-
-    def begin(self, header: Header, table: memoryview) -> memoryview | None:
-        """Drop it."""
-
-    def finish(self, header: Header, table: memoryview) -> None:
-        """Drop it."""

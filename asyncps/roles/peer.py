@@ -15,6 +15,7 @@ from asyncps.errors import RemoteProtocolError
 from asyncps.protocol.frames import (
     COLLECT,
     COUNT,
+    FAILED,
     HEADER_SIZE,
     HEARTBEAT,
     JOINED,
@@ -53,6 +54,7 @@ class Peer:
         connection: The present one.
         ahead_bytes: What it has sent of calls that are not matched.
         parted: It has said that it leaves.
+        told: It was told that this rank has failed.
         cuts: How often its connection was gone.
         on_arrived: Called when all that was sent has arrived or cannot, if somebody waits for it.
     """
@@ -62,6 +64,7 @@ class Peer:
         self.connection: Connection | None = None
         self.ahead_bytes = 0
         self.parted = False
+        self.told = False
         self.cuts = 0
         self.on_arrived: Arrived | None = None
         self._owner = owner
@@ -154,6 +157,13 @@ class Peer:
         if self.on_arrived is not None:
             self.on_arrived()
 
+    def end(self, word: bytes) -> None:
+        """This rank has failed: say a last word, if nothing is half written, and go."""
+        if self.connection is not None:
+            self._is_live = False
+            self._outbox.detach()
+            self.told = self.connection.last_word(word)
+
     def _resume(self) -> None:
         self._is_live = True
         for frame, _ in self._kept:
@@ -196,6 +206,9 @@ class Peer:
         if kind == COUNT:
             if not self._is_live:
                 self._resume()
+            return
+        if kind == FAILED:
+            self._owner.failed(self.rank, bytes(table))
             return
         self._came()
         if kind == PART:

@@ -26,6 +26,7 @@ from asyncps.errors import (
     HandshakeError,
     ProtocolError,
 )
+from asyncps.protocol.frames import Header
 from asyncps.protocol.handshake import NONCE_BYTES, Handshake, Hello, PeerHello
 from asyncps.protocol.reader import FrameReader, Sink
 from asyncps.transport.pace import PAYLOAD_BYTES, Meter, Paces
@@ -47,7 +48,24 @@ _LARGE_BYTES, _MOST_BYTES = 640 << 10, 1 << 20
 # back at once takes the time of a loop that has work to do. A listener bounds how many there are.
 REFUSED_S = 0.5
 
+# Who has said its last word waits so long for the peer to close: else what is still on its way here
+# would have the kernel drop that word.
+LAST_WORD_S = 1.0
+
 wake_at: Callable[..., None] = wire.wake_at
+
+
+class _Nobody:
+    """Takes what still comes over a connection that was given up."""
+
+    def begin(self, header: Header, table: memoryview) -> memoryview | None:
+        """Drop it."""
+
+    def finish(self, header: Header, table: memoryview) -> None:
+        """Drop it."""
+
+
+NOBODY: Sink = _Nobody()
 
 
 class Owner(Protocol):
@@ -263,6 +281,28 @@ class Connection(asyncio.BufferedProtocol):
         self.ready = self.writable = False
         if self._transport is not None:
             self._transport.abort()
+
+    def last_word(self, frame: bytes) -> bool:
+        """Send one frame more and read nothing more; the peer closes, or this side does soon.
+
+        Nothing is read into or written from anybody's memory after this. Returns False if the frame
+        cannot be sent, since others wait to be written: the connection is closed at once.
+        """
+        transport = self._transport
+        half_written = self.sent and self.pending_bytes  # else it is the handshake's, and its own
+        if not self.ready or transport is None or half_written:
+            self.abort()
+            return False
+        self.send([frame], len(frame))
+        transport.write_eof()
+        self._closed = True
+        self.ready = self.writable = False
+        self._reader = FrameReader(NOBODY)  # whose memory takes what still comes
+        if self._wakes_at != 1 and self._fd >= 0:
+            wake_at(self._fd, 1)
+        transport.resume_reading()
+        self._farewell = asyncio.get_running_loop().call_later(LAST_WORD_S, transport.close)
+        return True
 
     def _wake_at(self, reader: FrameReader) -> None:
         """Read the rest of a large payload at once, not as it trickles in."""

@@ -27,7 +27,7 @@ class MemoryTransport(asyncio.Transport):
         self._high, self._low = 64 << 10, 16 << 10
         self._paused_writing = False
         self._reading = True
-        self._closing = False
+        self._closing = self._eof = False
         self._lost = False
         self._scheduled = False
 
@@ -60,6 +60,15 @@ class MemoryTransport(asyncio.Transport):
         if self._size > self._high and not self._paused_writing:
             self._paused_writing = True
             self._protocol.pause_writing()
+        self._schedule()
+
+    def can_write_eof(self) -> bool:
+        """As asyncio's."""
+        return True
+
+    def write_eof(self) -> None:
+        """Say that nothing more comes, when all is delivered."""
+        self._eof = True
         self._schedule()
 
     def is_closing(self) -> bool:
@@ -111,6 +120,8 @@ class MemoryTransport(asyncio.Transport):
         if self._closing and not self._queue:
             self._lose()
             other._peer_gone()
+        elif self._eof and not self._queue and not other._protocol.eof_received():
+            other.close()
         elif self._paused_writing and self._size <= self._low:
             self._paused_writing = False
             self._protocol.resume_writing()

@@ -598,19 +598,22 @@ def test_two_threads_that_look_at_one_handle_see_one_result(
             handle = comm.all_reduce(x, name=name, async_op=True)
             found: list[Any] = []
 
-            def look(handle: Any = handle, found: list[Any] = found) -> None:
-                found.append(handle.wait())
+            def look(handle: Any = handle, found: list[Any] = found, x: Any = x) -> None:
+                found.append((handle.wait(), x.copy()))
 
             threads = [threading.Thread(target=look) for _ in range(3)]
             for thread in threads:
                 thread.start()
+            others_turn = threading.Event()
             while not handle.done():
-                pass
-            there = x.copy()
+                others_turn.wait(0.001)
+            found.append((handle.wait(), x.copy()))
             for thread in threads:
                 thread.join()
-            assert all(each is x for each in found)
-            assert np.array_equal(x, there)
+            assert len(found) == 4
+            for result, then in found:
+                assert result is x
+                assert np.array_equal(x, then)  # it was all there when somebody first saw it
 
     ranks.run(work)
 

@@ -19,7 +19,8 @@ from asyncps.errors import (
     DeadlineExceeded,
     RemoteProtocolError,
 )
-from asyncps.protocol.frames import COLLECT, COUNT, JOINED, PART
+from asyncps.protocol import messages
+from asyncps.protocol.frames import COLLECT, COUNT, FAILED, JOINED, PART
 from asyncps.roles.peer import MAX_AHEAD_BYTES, Peer
 from asyncps_ext import wire
 from tests.support.group import group
@@ -136,6 +137,10 @@ def frame(kind: int, request: int = 1, unit: int = 0, group_: int = 0, table: by
     frame(PART, request=0, payload=64),
     frame(COUNT, acked=10**9),
     frame(12),
+    frame(FAILED),
+    frame(FAILED, table=b"\xc1"),
+    frame(FAILED, table=messages.encode(messages.Left(1))),
+    frame(FAILED, table=messages.encode(messages.ErrorInfo(5, "x" * 300_000))),
     frame(COLLECT, payload=MAX_AHEAD_BYTES + 1, table=b"\x90"),
 ])  # fmt: skip
 def test_a_rank_that_breaks_the_protocol_ends_the_calls_and_crashes_nobody(raw: bytes) -> None:

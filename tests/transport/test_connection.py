@@ -14,7 +14,7 @@ from asyncps.protocol.frames import Kind
 from asyncps.transport import connection as module
 from asyncps.transport.connection import Connection
 from asyncps.transport.network import MemoryNetwork, TcpNetwork
-from tests.transport.ends import End, open_pair, pack, send
+from tests.transport.ends import End, network_of, open_pair, pack, send
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 
@@ -217,3 +217,57 @@ async def test_bytes_that_lie_in_the_kernel_are_known(ends: Ends) -> None:
     ends.ours.abort()
     await ends.near.wait("lost")
     assert ends.ours.lying_bytes == 0
+
+
+@pytest.mark.parametrize("network", ["tcp", "memory"])
+async def test_last_word_arrives_though_nobody_has_read_what_the_peer_sends(network: str) -> None:
+    async with open_pair(network_of(network)) as (near, far):
+        ours, theirs = near.connection, far.connection
+        assert ours is not None
+        assert theirs is not None
+        ours.pause_reading()
+        for request in range(40):
+            send(theirs, Kind.DATA, bytes(MIB), request=request)
+        while theirs.writable:
+            await turn()
+        assert ours.last_word(b"".join(pack(Kind.CONTROL, table=b"\x91\x28")))
+        assert not ours.ready
+        assert not ours.writable
+        ((header, table),) = await far.wait_frames(1)
+        assert (header.kind, table) == (Kind.CONTROL, b"\x91\x28")
+        await far.wait("lost")
+        await near.wait("lost")
+        assert near.frames == []
+
+
+async def test_last_word_reads_into_nobodys_memory(ends: Ends) -> None:
+    rest = await ends.begin(b"\x01" * MIB)
+    place = ends.near.place
+    assert place is not None
+    before = bytes(place)
+    assert ends.ours.last_word(b"".join(pack(Kind.CONTROL, table=b"\x91\x28")))
+    assert ends.wakes_at == 1
+    ends.piece(rest)
+    await ends.near.wait("lost")
+    assert bytes(place) == before
+    assert ends.near.frames == []
+
+
+async def test_there_is_no_last_word_behind_what_is_half_written(ends: Ends) -> None:
+    ends.theirs.pause_reading()
+    while not ends.ours.pending_bytes:
+        send(ends.ours, Kind.DATA, bytes(MIB))
+        await turn()
+    assert not ends.ours.last_word(b"".join(pack(Kind.CONTROL)))
+    assert not ends.ours.last_word(b"".join(pack(Kind.CONTROL)))
+    await ends.near.wait("lost")
+    assert not ends.ours.last_word(b"".join(pack(Kind.CONTROL)))
+
+
+async def test_who_does_not_hear_a_last_word_is_not_waited_for(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LAST_WORD_S", 0.01)
+    ends.theirs.pause_reading()
+    assert ends.ours.last_word(b"".join(pack(Kind.CONTROL)))
+    await ends.near.wait("lost")

@@ -156,7 +156,8 @@ class Collecting:
 
     def failed(self, rank: int, table: bytes) -> None:
         """A peer can go on no more, and so can nobody."""
-        self.fail(heard(rank, table), table)
+        here = f"; rank {self.me} waits: {self.whom()}" if self._made else ""
+        self.fail(heard(rank, table, here), table)
 
     def left(self, rank: int, header: Header) -> None:
         """A peer has left a set of ranks: calls there that need it fail."""

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from asyncps.errors import AsyncPSError, RemoteProtocolError, WorkerLost
+from msgspec.structs import replace
+
+from asyncps.errors import AsyncPSError, DeadlineExceeded, RemoteProtocolError, WorkerLost
 from asyncps.protocol import messages
 from asyncps.protocol.frames import FAILED
 from asyncps.roles.peer import Peer
@@ -97,8 +99,13 @@ def _table(me: int, error: AsyncPSError) -> bytes:
         *(None if each is None else each[:_MOST_TEXT] for each in (info.expected, info.got))))
 
 
-def heard(rank: int, table: bytes) -> AsyncPSError:
-    """Return what a rank has failed of, from its last frame.
+def heard(rank: int, table: bytes, here: str) -> AsyncPSError:
+    """Return what a rank has failed of.
+
+    Args:
+        rank: Its.
+        table: Of its last frame.
+        here: Whom this rank waits for: of a deadline each sees the half.
 
     Raises:
         RemoteProtocolError: The frame does not say it.
@@ -106,4 +113,7 @@ def heard(rank: int, table: bytes) -> AsyncPSError:
     info = messages.decode(table) if len(table) <= _MOST_BYTES else None
     if not isinstance(info, messages.ErrorInfo):
         raise RemoteProtocolError("a last word that says no reason", rank=rank)
-    return messages.error_from_wire(info)
+    error = messages.error_from_wire(info)
+    if isinstance(error, DeadlineExceeded):
+        error = messages.error_from_wire(replace(info, message=info.message + here))
+    return error

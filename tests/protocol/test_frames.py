@@ -44,6 +44,7 @@ def test_kinds_and_flags_keep_their_numbers() -> None:
         "CONTROL": 1, "HEARTBEAT": 2, "INIT": 10, "ASSIGN": 11, "PUSH": 12, "PULL": 13,
         "PUSHPULL": 14, "WAIT": 15, "REFUSE": 16, "RESTORE": 17, "ACK": 20, "DATA": 21,
         "ERROR": 22, "COLLECT": 30, "PART": 31, "COUNT": 32, "JOINED": 33, "PARTED": 34,
+        "FAILED": 35,
     }
     assert Flag.ROWS == 1
 

@@ -1,6 +1,7 @@
 """Sums and conversions of arrays, in place; see `asyncps_ext.reference` for the specification."""
 
 cimport numpy as cnp
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 
 from asyncps_ext.types cimport (
     F64, GIL_FREE_BYTES, check_apart, check_array, check_dtype, check_like, dtype_of, same_dtype,
@@ -9,10 +10,13 @@ from asyncps_ext.types cimport (
 
 cdef extern from "reduce_kernels.h" nogil:
     ctypedef void (*aps_binary)(void *out, const void *x, Py_ssize_t n) noexcept
+    ctypedef void (*aps_sum)(
+        void *out, const void *const *parts, Py_ssize_t count, Py_ssize_t n) noexcept
     ctypedef void (*aps_scale)(void *x, double factor, Py_ssize_t n) noexcept
     ctypedef struct aps_reduce_table:
         const char *name
         aps_binary add[6]
+        aps_sum add_all[6]
         aps_scale scale[2]
         aps_binary add_f16
         aps_binary add_bf16
@@ -78,6 +82,38 @@ def add(acc, x):
     check_like(x, "x", acc, "acc")
     check_apart(acc, "acc", x, "x", True)
     binary(table.add[dtype], acc, x)
+
+
+def add_all(out, parts):
+    """out = parts[0] + parts[1] + ..., in that order. Integers wrap."""
+    cdef Py_ssize_t count = len(parts)
+    if count < 2:
+        raise ValueError(f"parts must be two arrays or more, not {count}")
+    check_array(out, "out", True)
+    cdef int dtype = dtype_of(out, "out")
+    cdef tuple held = tuple(parts)
+    cdef const void **places = <const void **>PyMem_Malloc(count * sizeof(void *))
+    if places == NULL:
+        raise MemoryError
+    cdef char *out_data = cnp.PyArray_BYTES(<cnp.ndarray>out)
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>out)
+    cdef aps_sum kernel = table.add_all[dtype]
+    cdef Py_ssize_t i
+    try:
+        for i in range(count):
+            x = held[i]
+            check_array(x, "a part", False)
+            same_dtype(x, "a part", dtype, out)
+            check_like(x, "a part", out, "out")
+            check_apart(out, "out", x, "a part", True)
+            places[i] = cnp.PyArray_BYTES(<cnp.ndarray>x)
+        if cnp.PyArray_NBYTES(<cnp.ndarray>out) < GIL_FREE_BYTES:
+            kernel(out_data, places, count, n)
+        else:
+            with nogil:
+                kernel(out_data, places, count, n)
+    finally:
+        PyMem_Free(places)
 
 
 def add_f16(acc, x):

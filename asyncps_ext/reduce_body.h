@@ -19,6 +19,34 @@ APS_ADD(add_u32, aps_u32)
 APS_ADD(add_u64, aps_u64)
 #undef APS_ADD
 
+/* out = parts[0] + parts[1] + ..., at least two, block by block. The last is added into `out`, which
+ * may be any of the parts: of a block all others have been read by then. */
+#define APS_ADD_ALL(name, T)                                                                 \
+    APS_TARGET static void APS_FN(name)(void *out_, const void *const *parts,                \
+                                        ptrdiff_t count, ptrdiff_t n)                        \
+    {                                                                                        \
+        T acc[APS_SUM_BLOCK];                                                                \
+        for (ptrdiff_t begin = 0; begin < n; begin += APS_SUM_BLOCK) {                       \
+            const ptrdiff_t m = n - begin < APS_SUM_BLOCK ? n - begin : APS_SUM_BLOCK;       \
+            const T *a = (const T *)parts[0] + begin;                                        \
+            for (ptrdiff_t p = 1; p < count; p++) {                                          \
+                const T *x = (const T *)parts[p] + begin;                                    \
+                T *to = p == count - 1 ? (T *)out_ + begin : acc;                            \
+                APS_INDEPENDENT                                                              \
+                for (ptrdiff_t i = 0; i < m; i++)                                            \
+                    to[i] = (T)(a[i] + x[i]);                                                \
+                a = acc;                                                                     \
+            }                                                                                \
+        }                                                                                    \
+    }
+
+APS_ADD_ALL(add_all_f32, aps_f32)
+APS_ADD_ALL(add_all_f64, aps_f64)
+APS_ADD_ALL(add_all_u8, aps_u8)
+APS_ADD_ALL(add_all_u32, aps_u32)
+APS_ADD_ALL(add_all_u64, aps_u64)
+#undef APS_ADD_ALL
+
 APS_TARGET static void APS_FN(scale_f32)(void *x_, double factor_, ptrdiff_t n)
 {
     aps_f32 *x = (aps_f32 *)x_;
@@ -124,6 +152,8 @@ static const aps_reduce_table APS_FN(table) = {
     APS_VARIANT,
     { APS_FN(add_f32), APS_FN(add_f64), APS_FN(add_u8), APS_FN(add_u8), APS_FN(add_u32),
       APS_FN(add_u64) },
+    { APS_FN(add_all_f32), APS_FN(add_all_f64), APS_FN(add_all_u8), APS_FN(add_all_u8),
+      APS_FN(add_all_u32), APS_FN(add_all_u64) },
     { APS_FN(scale_f32), APS_FN(scale_f64) },
     APS_FN(add_f16), APS_FN(add_bf16), APS_FN(widen_f16), APS_FN(widen_bf16),
     APS_FN(narrow_f16), APS_FN(narrow_bf16),

@@ -294,7 +294,8 @@ class Collecting:
         """Begin to move the chunks of a call."""
         made: Made = mine.calls.payload
         group, array = made.group, made.array(mine.at)
-        planned = plan(group, mine.at, array, ones, order, order.index(self.me))
+        near = [order.index(rank) for rank in order if rank != self.me and self.peers[rank].near]
+        planned = plan(group, mine.at, array, ones, order, order.index(self.me), near)
         own_number = mine.calls.base + mine.at
         found: Any = None if planned.result is array else planned.result
         if planned.counts is not None:

@@ -70,6 +70,8 @@ class Mesh:
         if node.failure is not None:
             raise node.failure
         node.on_failure.append(self._failed)
+        for rank, place in collecting.peers.items():
+            place.near = self._members[rank].machine == self._members[node.rank].machine
         for place in collecting.peers.values():  # those that knew the others before we did
             early = place.connection
             if early is not None and early.peer is not None and not self._knows(early.peer):

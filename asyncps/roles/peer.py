@@ -53,6 +53,7 @@ class Peer:
     Attributes:
         connection: The present one.
         ahead_bytes: What it has sent of calls that are not matched.
+        near: It is on this machine.
         parted: It has said that it leaves.
         told: It was told that this rank has failed.
         cuts: How often its connection was gone.
@@ -63,6 +64,7 @@ class Peer:
         self.rank = rank
         self.connection: Connection | None = None
         self.ahead_bytes = 0
+        self.near = False
         self.parted = False
         self.told = False
         self.cuts = 0

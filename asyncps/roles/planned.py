@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,9 @@ from asyncps.state.schedules import Schedule
 from asyncps.tensor import dtypes
 from asyncps.tensor.pool import Bytes
 
-CHUNK_BYTES = 1 << 20
+# A large chunk costs the interpreter half as much a byte; a small one lets sending and adding
+# overlap where there are few of them.
+CHUNK_BYTES, LARGE_CHUNK_BYTES = 1 << 20, 2 << 20
 
 
 class Planned(NamedTuple):
@@ -37,7 +40,8 @@ class Planned(NamedTuple):
 
 
 def plan(
-    group: Group, at: int, array: Bytes, ones: Sequence[One], order: Sequence[int], me: int
+    group: Group, at: int, array: Bytes, ones: Sequence[One], order: Sequence[int], me: int,
+    near: Collection[int],
 ) -> Planned:
     """Return the plan of a call.
 
@@ -47,14 +51,16 @@ def plan(
         ones: The calls of all that take part, in the order of ranks.
         order: These ranks.
         me: The place of this one among them.
+        near: The places of those on this machine.
     """
     parts, verb = len(order), group.verb
     if verb == Verb.ALL_REDUCE:
         bounds = schedules.shares(array.nbytes, group.itemsize, parts)
-        return Planned(schedules.Reduction(me, bounds, CHUNK_BYTES, comes_back=True), array)
+        chunk = _chunk_of(bounds)
+        return Planned(schedules.Reduction(me, bounds, chunk, comes_back=True, near=near), array)
     if verb == Verb.REDUCE_SCATTER:
         bounds = row_bounds(group, at, parts)
-        return Planned(schedules.Reduction(me, bounds, CHUNK_BYTES, comes_back=False),
+        return Planned(schedules.Reduction(me, bounds, _chunk_of(bounds), comes_back=False),
                        np.empty(bounds[me + 1] - bounds[me], np.uint8), bounds[me])
     if verb == Verb.BROADCAST:
         flows = schedules.broadcast_flows(order.index(group.root), parts, array.nbytes)
@@ -76,6 +82,11 @@ def plan(
     else:
         raise RemoteProtocolError("a barrier with arrays", got=verb)
     return Planned(schedules.Transfer(me, flows, CHUNK_BYTES), result)
+
+
+def _chunk_of(bounds: Sequence[int]) -> int:
+    share = max(stop - start for start, stop in pairwise(bounds))
+    return LARGE_CHUNK_BYTES if share >= 2 * LARGE_CHUNK_BYTES else CHUNK_BYTES
 
 
 def at_once(

@@ -12,12 +12,14 @@ be put in its place; if it reduces in another order, its bits differ from these.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 # Chunks of an owner that a rank contributes to before the result of the first is back. What is
-# added and sent on is then still in the caches: all at once, 100 MB take 1.2 times as long.
-WINDOW = 2
+# added and sent on is then still in the caches: all at once, 100 MB take 1.2 times as long. Where
+# both are on one machine they share its processors and caches, and a second chunk only fills them;
+# over a network it hides the way there and back.
+WINDOW, NEAR_WINDOW = 2, 1
 
 EDGE_BYTES = 64  # shares begin at cache lines
 
@@ -111,12 +113,17 @@ class Reduction:
         bounds: Where the share of each rank begins, in bytes, and the end of all.
         chunk: Bytes of a chunk at most; a multiple of 64.
         comes_back: The results go to all.
+        near: The places of ranks on this one's machine.
     """
 
-    def __init__(self, me: int, bounds: Sequence[int], chunk: int, *, comes_back: bool) -> None:
+    def __init__(
+        self, me: int, bounds: Sequence[int], chunk: int, *, comes_back: bool,
+        near: Collection[int] = (),
+    ) -> None:
         self._me = me
         self._parts = len(bounds) - 1
         self._comes_back = comes_back
+        self._windows = [NEAR_WINDOW if place in near else WINDOW for place in range(self._parts)]
         self._chunks: list[tuple[int, int, int]] = []  # owner, start, stop
         turns: list[tuple[int, int, int]] = []  # turn of its owner, distance, number
         for owner in range(self._parts):
@@ -142,7 +149,7 @@ class Reduction:
             if owner == self._me:
                 if self._parts == 1:
                     steps += self._reduced(number)
-            elif self._comes_back and sent[owner] == WINDOW:
+            elif self._comes_back and sent[owner] == self._windows[owner]:
                 self._later[owner].append(number)
             else:
                 sent[owner] += 1

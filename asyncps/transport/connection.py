@@ -42,7 +42,7 @@ LOW_WATER_BYTES = 512 << 10
 # A loop that wakes for each piece of a chunk pays for the wake and the call each time: with chunks
 # of 512 KiB a fifth of the processor time of a large round (docs/BENCHMARKS.md). A smaller payload
 # is read as it comes: keys of one or two chunks have little else that would overlap with sending.
-_LARGE_BYTES, _MOST_BYTES = 640 << 10, 1 << 20
+_LARGE_BYTES, _MOST_BYTES = 640 << 10, 2 << 20
 
 # Who is refused is held that long before he is shown the door, and not read: else whoever comes
 # back at once takes the time of a loop that has work to do. A listener bounds how many there are.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,7 @@ __all__ = [
     "_set_variant",
     "_variants",
     "add",
+    "add_all",
     "add_bf16",
     "add_f16",
     "narrow_bf16",
@@ -45,6 +48,27 @@ def add(acc: Array, x: Array) -> None:
     check_apart(acc, "acc", x, "x", may_be_same=True)
     with np.errstate(all="ignore"):
         np.add(acc, x, out=acc)
+
+
+def add_all(out: Array, parts: Sequence[Array]) -> None:
+    """out = parts[0] + parts[1] + ..., in that order, for the dtypes of `add`. Integers wrap.
+
+    There are two parts or more, and `out` may be any of them.
+    """
+    if len(parts) < 2:
+        raise ValueError(f"parts must be two arrays or more, not {len(parts)}")
+    check_array(out, "out", written=True)
+    check_dtype(out, "out", *SUMS)
+    for x in parts:
+        check_array(x, "a part")
+        check_dtype(x, "a part", out.dtype.name)
+        check_like(x, "a part", out, "out")
+        check_apart(out, "out", x, "a part", may_be_same=True)
+    with np.errstate(all="ignore"):
+        total = parts[0] + parts[1]
+        for x in parts[2:]:
+            np.add(total, x, out=total)
+    out[:] = total
 
 
 def add_f16(acc: NDArray[np.float32], x: NDArray[np.uint16]) -> None:

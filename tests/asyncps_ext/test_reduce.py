@@ -80,6 +80,70 @@ def test_integers_wrap() -> None:
     assert acc.tolist() == [-128, 127, 2]
 
 
+@layouts
+@pytest.mark.parametrize("dtype", SUMS)
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_add_all_adds_in_order(
+    count: int, dtype: str, layout: Callable[[Array], Array]
+) -> None:
+    for size in (*SIZES, 1023, 1024, 1025, 4096, LARGE):
+        parts = [numbers(size, dtype, 20 + place) for place in range(count)]
+        want = parts[0]
+        for x in parts[1:]:
+            want = want.copy()
+            with np.errstate(all="ignore"):
+                want += x
+        out = layout(numbers(size, dtype, 9))
+        reduce.add_all(out, [layout(x) for x in parts])
+        assert_same(out, want)
+        twin = np.empty_like(want)
+        reference.reduce.add_all(twin, parts)
+        assert_same(twin, want)
+
+
+@BODIES
+@pytest.mark.parametrize("place", range(4))
+def test_add_all_may_write_into_any_of_its_parts(body: ModuleType, place: int) -> None:
+    parts = [numbers(5000, "float32", 30 + each) for each in range(4)]
+    with np.errstate(all="ignore"):
+        want = parts[0] + parts[1] + parts[2] + parts[3]
+    others = [x.copy() for x in parts]
+    body.add_all(parts[place], tuple(parts))
+    assert_same(parts[place], want)
+    for each in {0, 1, 2, 3} - {place}:
+        assert_same(parts[each], others[each])
+
+
+@BODIES
+def test_add_all_may_read_one_array_twice(body: ModuleType) -> None:
+    x, out = np.arange(3000, dtype=np.int32), np.empty(3000, np.int32)
+    body.add_all(out, [read_only(x), x, x])
+    assert_same(out, 3 * x)
+    body.add_all(out, [out, out, out])
+    assert_same(out, 9 * x)
+
+
+@BODIES
+def test_add_all_wants_two_parts_or_more_like_its_result(body: ModuleType) -> None:
+    out, x = np.zeros(4, np.float32), np.ones(9, np.float32)
+    for few in ([], [x[:4]]):
+        with pytest.raises(ValueError, match=f"two arrays or more, not {len(few)}"):
+            body.add_all(out, few)
+    with pytest.raises(ValueError, match="a part has 5 elements, out has 4"):
+        body.add_all(out, [x[:4], x[:5]])
+    with pytest.raises(TypeError, match="a part must be float32, not float64"):
+        body.add_all(out, [x[:4], x[:4], np.ones(4)])
+    with pytest.raises(ValueError, match="out and a part overlap"):
+        body.add_all(x[:4], [x[5:], x[1:5]])
+    with pytest.raises(ValueError, match="out is read-only"):
+        body.add_all(read_only(x[:4]), [x[4:8], x[4:8]])
+    with pytest.raises(TypeError, match="NumPy array, not list"):
+        body.add_all(out, [x[:4], [1.0] * 4])
+    with pytest.raises(TypeError):
+        body.add_all(np.zeros(4, np.float16), [np.zeros(4, np.float16)] * 2)
+    assert out.tolist() == [0.0] * 4
+
+
 @pytest.mark.parametrize("name", ["intc", "int_", "longlong"])
 def test_both_names_that_c_has_for_an_integer_are_welcome(name: str) -> None:
     acc, x = np.arange(5, dtype=name), np.ones(5, np.dtype(name).name)

@@ -79,9 +79,11 @@ def test_all_reduce_sums_each_element_once(
 ) -> None:
     arrays = bytes_of(ranks, count * itemsize)
     total = np.sum(arrays, axis=0, dtype=np.uint8)
+    near = data.draw(st.sets(st.integers(0, ranks - 1)))
     bounds = schedules.shares(count * itemsize, itemsize, ranks)
     carried_out(
-        lambda rank: Reduction(rank, bounds, CHUNK, comes_back=True), arrays, arrays, [0] * ranks,
+        lambda rank: Reduction(rank, bounds, CHUNK, comes_back=True, near=near), arrays, arrays,
+        [0] * ranks,
         lambda n: data.draw(st.integers(0, n - 1)),
     )
     for array in arrays:
@@ -90,10 +92,11 @@ def test_all_reduce_sums_each_element_once(
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_few_contributions_are_under_way_where_results_come_back(comes_back: bool) -> None:
-    """To each owner no more than WINDOW without a result; of a reduce-scatter all at once."""
+    """To each owner no more than its window without a result; of a reduce-scatter all at once."""
     ranks, chunks = 3, 10
     bounds = [CHUNK * chunks * rank for rank in range(ranks + 1)]
-    schedule = Reduction(0, bounds, CHUNK, comes_back=comes_back)
+    schedule = Reduction(0, bounds, CHUNK, comes_back=comes_back, near=[2])
+    windows = {1: 2, 2: 1}
     sent: dict[int, list[int]] = {1: [], 2: []}
     for step in schedule.first():
         assert isinstance(step, schedules.Send)
@@ -103,7 +106,7 @@ def test_few_contributions_are_under_way_where_results_come_back(comes_back: boo
         return
     for owner, numbers in sent.items():
         for back in range(chunks):
-            assert len(numbers) - back <= schedules.WINDOW
+            assert len(numbers) == min(windows[owner] + back, chunks)
             for step in schedule.came(owner, numbers[back], True):
                 assert isinstance(step, schedules.Send)
                 assert step.to == owner

@@ -346,7 +346,7 @@ class Collecting:
 
         Args:
             error: Why; the others hear it.
-            table: What a peer has said, if it is its reason.
+            table: What the others hear, if it is not that.
         """
         if self.failure is None:
             self.failure = error

@@ -59,14 +59,15 @@ class Farewell:
 
     # ---- of one that has failed ----
 
-    def tell(self, error: AsyncPSError, heard: bytes) -> None:
+    def tell(self, error: AsyncPSError, by: bytes) -> None:
         """Say to all why this rank takes part no more.
 
         Args:
             error: Why.
-            heard: The table of the FAILED that said so, if it was another rank that failed first.
+            by: The table to say it by, if it is not that: such as that of a rank that has failed
+                before this one.
         """
-        table = heard or _table(self._me, error)
+        table = by or reason(self._me, error)
         self._word = wire.pack_header(FAILED, 0, 0, 0, 0, 0, 0, 0, len(table), 0, 0, 0) + table
         for peer in self._peers.values():
             if isinstance(error, WorkerLost) and peer.rank == error.rank:
@@ -90,8 +91,15 @@ class Farewell:
             lambda: all(peer.parted or (peer.told and peer.connection is None)
                         for peer in self._peers.values()), limit_s)
 
+    def cut(self) -> None:
+        """End the connections to those who do not listen."""
+        for peer in self._peers.values():
+            if peer.connection is not None:
+                peer.connection.abort()
 
-def _table(me: int, error: AsyncPSError) -> bytes:
+
+def reason(me: int, error: AsyncPSError) -> bytes:
+    """Return the table of a rank's last frame."""
     info = messages.error_to_wire(error)
     text = f"rank {me} has given up: {info.message}"
     return messages.encode(messages.ErrorInfo(

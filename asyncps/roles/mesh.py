@@ -23,6 +23,7 @@ from asyncps.protocol.handshake import PeerHello
 from asyncps.protocol.messages import Member
 from asyncps.protocol.reader import Sink
 from asyncps.roles.collecting import Collecting
+from asyncps.roles.farewell import reason
 from asyncps.roles.node import Node
 from asyncps.roles.peer import Peer
 from asyncps.transport.connection import NOBODY, Connection
@@ -109,12 +110,15 @@ class Mesh:
                 collecting.end_all(ClosedError("the communicator is closed"))
             else:
                 await collecting.farewell.all_told(min(_TELL_S, limit_s))
+                collecting.farewell.cut()
         self._end()
 
     def kill(self, error: AsyncPSError) -> None:
-        """End at once."""
+        """End at once; for the others this rank is lost."""
         if self.collecting is not None:
-            self.collecting.fail(error)
+            me = self._node.rank
+            lost = WorkerLost("it has gone without a goodbye", rank=me)
+            self.collecting.fail(error, reason(me, lost))
         self._end()
 
     def _end(self) -> None:

@@ -301,7 +301,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._wakes_at != 1 and self._fd >= 0:
             wake_at(self._fd, 1)
         transport.resume_reading()
-        self._farewell = asyncio.get_running_loop().call_later(LAST_WORD_S, transport.close)
+        self._farewell = asyncio.get_running_loop().call_later(LAST_WORD_S, transport.abort)
         return True
 
     def _wake_at(self, reader: FrameReader) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from asyncps.communicator import Communicator
-from asyncps.errors import AsyncPSError, DeadlineExceeded, WorkerLost
+from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, WorkerLost
 from tests.support.group import Group, group
 from tests.support.processes import ProcessGroup, clean_environment
 
@@ -117,6 +117,24 @@ def test_what_a_rank_has_heard_is_not_told_as_its_own() -> None:
             assert caught.value.rank == 7
             assert str(caught.value).count("has given up") == (comm.rank != 1)
             assert len(str(caught.value)) < (11_000 if comm.rank == 1 else 5000)
+
+        three.run(work)
+
+
+def test_who_goes_without_a_goodbye_is_lost() -> None:
+    with group(3) as three:
+        three.run(lambda comm: comm.barrier())
+        gone = three.ranks[1]
+
+        async def abandon() -> None:
+            gone._worker.abandon()
+
+        gone._runtime.run(abandon)
+
+        def work(comm: Communicator) -> None:
+            with pytest.raises(ClosedError if comm.rank == 1 else WorkerLost) as caught:
+                comm.barrier()
+            assert comm.rank == 1 or caught.value.rank == 1
 
         three.run(work)
 

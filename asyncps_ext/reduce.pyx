@@ -86,12 +86,12 @@ def add(acc, x):
 
 def add_all(out, parts):
     """out = parts[0] + parts[1] + ..., in that order. Integers wrap."""
-    cdef Py_ssize_t count = len(parts)
+    cdef tuple held = tuple(parts)
+    cdef Py_ssize_t count = len(held)
     if count < 2:
         raise ValueError(f"parts must be two arrays or more, not {count}")
     check_array(out, "out", True)
     cdef int dtype = dtype_of(out, "out")
-    cdef tuple held = tuple(parts)
     cdef const void **places = <const void **>PyMem_Malloc(count * sizeof(void *))
     if places == NULL:
         raise MemoryError

@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 _POOL_BYTES = 64 << 20
 
 
-
 class Collecting:
     """All collective calls of one rank. Runs on the loop.
 
@@ -350,8 +349,10 @@ class Collecting:
         """
         if self.failure is None:
             self.failure = error
-            self.farewell.tell(error, table)
-            self.end_all(error)
+            try:
+                self.farewell.tell(error, table)
+            finally:
+                self.end_all(error)
 
     def end_all(self, error: AsyncPSError) -> None:
         """All that is open ends with an error, and nothing can be called any more."""

@@ -1,7 +1,8 @@
 """How a rank takes its leave of the others: what was sent arrives; if it has failed, its reason.
 
-Who has failed sends a last frame, FAILED, and reads no more. Where that cannot be, since a frame is
-half written into memory that is given back or the connection is cut, a new connection brings it.
+Who has failed sends a last frame, FAILED, and waits for that of the other side, which then fails
+too. Where it cannot be sent, since a frame is half written from memory that is given back, or where
+the connection was cut, a new connection brings it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class Farewell:
     Args:
         me: This rank.
         peers: All others.
+
+    Attributes:
+        on_failure: Called when this rank has failed.
     """
 
     def __init__(self, me: int, peers: Mapping[int, Peer]) -> None:
@@ -36,6 +40,7 @@ class Farewell:
         self._peers = peers
         self._changed: asyncio.Event | None = None
         self._word = b""  # once this rank has failed
+        self.on_failure: Callable[[], None] = _nothing
 
     def note(self) -> None:
         """Something has ended, or arrived: whoever waits looks again."""
@@ -71,11 +76,12 @@ class Farewell:
         self._word = wire.pack_header(FAILED, 0, 0, 0, 0, 0, 0, 0, len(table), 0, 0, 0) + table
         for peer in self._peers.values():
             if isinstance(error, WorkerLost) and peer.rank == error.rank:
-                peer.told = True  # nobody is there
+                peer.knows = True  # nobody is there
                 if peer.connection is not None:
                     peer.connection.abort()
             else:
                 peer.end(self._word)
+        self.on_failure()
 
     def tell_again(self, peer: Peer, connection: Connection) -> None:
         """Say it over a new connection to one who was cut off, and so has not heard it."""
@@ -83,12 +89,11 @@ class Farewell:
         if before is not None:
             before.abort()
         peer.end(self._word)
-        self.note()
 
     async def all_told(self, limit_s: float) -> None:
-        """Wait until all have heard it and have ended their connections, or it is too late."""
+        """Wait until all know it and have ended their connections, or it is too late."""
         await self.until(
-            lambda: all(peer.parted or (peer.told and peer.connection is None)
+            lambda: all(peer.parted or (peer.is_told and peer.connection is None)
                         for peer in self._peers.values()), limit_s)
 
     def cut(self) -> None:
@@ -96,6 +101,10 @@ class Farewell:
         for peer in self._peers.values():
             if peer.connection is not None:
                 peer.connection.abort()
+
+
+def _nothing() -> None:
+    pass
 
 
 def reason(me: int, error: AsyncPSError) -> bytes:

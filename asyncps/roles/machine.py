@@ -46,6 +46,11 @@ def identity(sources: Sequence[str], otherwise: str) -> str:
     return hashlib.sha256(b"asyncps machine\0" + text.encode()).hexdigest()[:32]
 
 
+def machine_of(member: Member) -> str:
+    """Return what names a member's machine; its host's name if it does not say."""
+    return member.machine or member.hostname
+
+
 def place_on_machine(members: Sequence[Member], rank: int) -> tuple[int, int]:
     """Return a worker's number among the workers of its machine, by rank, and how many these are.
 
@@ -53,6 +58,6 @@ def place_on_machine(members: Sequence[Member], rank: int) -> tuple[int, int]:
         members: The member table.
         rank: The worker, one of them.
     """
-    machines = {m.rank: m.machine or m.hostname for m in members if m.role == "worker"}
+    machines = {m.rank: machine_of(m) for m in members if m.role == "worker"}
     there = sorted(other for other, machine in machines.items() if machine == machines[rank])
     return there.index(rank), len(there)

@@ -17,6 +17,7 @@ from asyncps.errors import (
     RemoteProtocolError,
     RendezvousTimeout,
     StaleIncarnation,
+    TransportError,
     WorkerLost,
 )
 from asyncps.protocol.handshake import PeerHello
@@ -24,14 +25,14 @@ from asyncps.protocol.messages import Member
 from asyncps.protocol.reader import Sink
 from asyncps.roles.collecting import Collecting
 from asyncps.roles.farewell import reason
+from asyncps.roles.machine import machine_of
 from asyncps.roles.node import Node
 from asyncps.roles.peer import Peer
-from asyncps.transport.connection import NOBODY, Connection
+from asyncps.transport.connection import LAST_WORD_S, NOBODY, Connection
 from asyncps.transport.network import Listening
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.3
 _LEAVE_S = 5.0  # how long who leaves waits for others, at most
-_TELL_S = 1.0  # how long who has failed waits at most until the others have heard why
 
 
 class Mesh:
@@ -49,7 +50,8 @@ class Mesh:
         self._listening: Listening | None = None
         self._members: dict[int, Member] = {}
         self._ready: dict[int, asyncio.Event] = {}
-        self._leaving = self._closing = False
+        self._reaching: set[int] = set()  # lower ranks that are dialled
+        self._leaving = self._ended = False
         self.collecting: Collecting | None = None
 
     # ---- the walk in ----
@@ -72,7 +74,7 @@ class Mesh:
             raise node.failure
         node.on_failure.append(self._failed)
         for rank, place in collecting.peers.items():
-            place.near = self._members[rank].machine == self._members[node.rank].machine
+            place.near = machine_of(self._members[rank]) == machine_of(self._members[node.rank])
         for place in collecting.peers.values():  # those that knew the others before we did
             early = place.connection
             if early is not None and early.peer is not None and not self._knows(early.peer):
@@ -101,7 +103,6 @@ class Mesh:
         if collecting is not None and not began:
             limit_s = min(_LEAVE_S, self._node.config.answer_s)
             if collecting.failure is None:
-                self._closing = True  # who is cut now need not come back
                 await collecting.all_ended(limit_s)
             if collecting.failure is None:
                 collecting.leave()
@@ -109,7 +110,7 @@ class Mesh:
             if collecting.failure is None:
                 collecting.end_all(ClosedError("the communicator is closed"))
             else:
-                await collecting.farewell.all_told(min(_TELL_S, limit_s))
+                await collecting.farewell.all_told(min(LAST_WORD_S, limit_s))
                 collecting.farewell.cut()
         self._end()
 
@@ -122,7 +123,7 @@ class Mesh:
         self._end()
 
     def _end(self) -> None:
-        self._closing = True
+        self._ended = True
         if self._listening is not None:
             self._listening.close()
             self._listening = None
@@ -139,8 +140,16 @@ class Mesh:
     def _failed(self, error: AsyncPSError) -> None:
         if self.collecting is not None:
             self.collecting.fail(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        """This rank has failed: who waits for connections looks, who is cut off hears why."""
         for ready in self._ready.values():
             ready.set()
+        peers = {} if self.collecting is None else self.collecting.peers
+        for rank, place in peers.items():
+            if rank < self._node.rank and rank in self._members and place.connection is None:
+                self._node.spawn(self._reach(rank), f"tell rank {rank}")
 
     # ---- connections ----
 
@@ -155,8 +164,6 @@ class Mesh:
             self._listening.proven(connection)
         if peer.role != "worker" or peer.rank == self._node.rank:
             raise RemoteProtocolError("only other workers come here", got=peer.role)
-        if self._closing:
-            raise StaleIncarnation("this rank has left", rank=self._node.rank)
         if not 0 <= peer.rank < self._node.num_workers:
             raise RemoteProtocolError("no rank of this job", got=peer.rank)
         return self._welcome(connection)
@@ -165,6 +172,7 @@ class Mesh:
         if self.collecting is None:
             node, now = self._node, asyncio.get_running_loop().time
             self.collecting = Collecting(node.config, node.rank, node.num_workers, now)
+            self.collecting.farewell.on_failure = self._wake
             self._ready = {rank: asyncio.Event() for rank in self.collecting.peers}
         return self.collecting
 
@@ -175,6 +183,8 @@ class Mesh:
     def _welcome(self, connection: Connection) -> Sink:
         peer = connection.peer
         assert peer is not None
+        if self._has_left:
+            raise StaleIncarnation("this rank has left", rank=self._node.rank)
         if not peer.incarnation:  # it has not yet heard that it has joined: try again
             connection.abort()
             return NOBODY
@@ -185,7 +195,7 @@ class Mesh:
         place = collecting.peers[peer.rank]
         if collecting.failure is not None:
             collecting.farewell.tell_again(place, connection)
-            return NOBODY
+            return place
         place.attach(connection)
         self._ready[peer.rank].set()
         return place
@@ -211,6 +221,14 @@ class Mesh:
 
     async def _reach(self, rank: int) -> None:
         """Open the connection to a lower rank, and again until it is there."""
+        if rank not in self._reaching:
+            self._reaching.add(rank)
+            try:
+                await self._try_to_reach(rank)
+            finally:
+                self._reaching.discard(rank)
+
+    async def _try_to_reach(self, rank: int) -> None:
         node, member = self._node, self._members[rank]
         assert self.collecting is not None
         place = self.collecting.peers[rank]
@@ -226,6 +244,9 @@ class Mesh:
                 reason = str(owner.error or "it was closed")
             except (AsyncPSError, TimeoutError) as error:
                 reason = str(error) or "no answer"
+                if self.collecting.failure is not None and isinstance(error, TransportError):
+                    place.knows = True  # nobody is there
+                    self.collecting.farewell.note()
             if loop.time() > end:
                 self._lost(place, reason)
                 return
@@ -257,9 +278,14 @@ class Mesh:
         if place.connection is None and place.cuts == cuts and not self._is_over(place):
             self._lost(place, str(error))
 
+    @property
+    def _has_left(self) -> bool:
+        """Who is cut now need not come back; but whoever has failed has to say so."""
+        failed = self.collecting is not None and self.collecting.failure is not None
+        return self._ended or (self._leaving and not failed)
+
     def _is_over(self, place: Peer) -> bool:
-        assert self.collecting is not None
-        return self._closing or place.parted or place.told
+        return self._has_left or place.parted or place.is_told
 
     def _lost(self, place: Peer, reason: str) -> None:
         assert self.collecting is not None

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 pack_header: Callable[..., bytes] = wire.pack_header
 
+_MOST_WORDS = 3  # who has ended so many connections without an answer is told no more
 _UNTOLD = 8  # frames that came and that the peer was not told of, at most
 
 # What a peer may have sent of calls that this rank has not made: senders stay below half of it.
@@ -55,7 +56,8 @@ class Peer:
         ahead_bytes: What it has sent of calls that are not matched.
         near: It is on this machine.
         parted: It has said that it leaves.
-        told: It was told that this rank has failed.
+        knows: It has failed too, or is gone: why this rank has failed needs not be said to it.
+        words: How often that was said.
         cuts: How often its connection was gone.
         on_arrived: Called when all that was sent has arrived or cannot, if somebody waits for it.
     """
@@ -66,7 +68,8 @@ class Peer:
         self.ahead_bytes = 0
         self.near = False
         self.parted = False
-        self.told = False
+        self.knows = False
+        self.words = 0
         self.cuts = 0
         self.on_arrived: Arrived | None = None
         self._owner = owner
@@ -160,11 +163,16 @@ class Peer:
             self.on_arrived()
 
     def end(self, word: bytes) -> None:
-        """This rank has failed: say a last word, if nothing is half written, and go."""
+        """This rank has failed: say a last word, if nothing is half written, and nothing else."""
         if self.connection is not None:
             self._is_live = False
             self._outbox.detach()
-            self.told = self.connection.last_word(word)
+            self.words += self.connection.last_word(word)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it knows that this rank has failed, or does not want to."""
+        return self.knows or self.words >= _MOST_WORDS
 
     def _resume(self) -> None:
         self._is_live = True
@@ -185,6 +193,8 @@ class Peer:
 
     def begin(self, header: Header, table: memoryview) -> memoryview | None:
         """Name the place of a payload."""
+        if self._owner.failure is not None:  # all memory is given back
+            return None
         self._heard(header)
         if header.kind == COLLECT:
             self._is_ahead(header.payload_bytes)
@@ -201,6 +211,12 @@ class Peer:
     def finish(self, header: Header, table: memoryview) -> None:
         """Take a frame."""
         kind = header.kind
+        if self._owner.failure is not None:
+            if kind == FAILED:
+                self.knows = True
+                if self.connection is not None:
+                    self.connection.abort()
+            return
         if kind == HEARTBEAT:
             return
         if not header.payload_bytes:
@@ -211,6 +227,7 @@ class Peer:
             return
         if kind == FAILED:
             self._owner.failed(self.rank, bytes(table))
+            self.knows = True
             return
         self._came()
         if kind == PART:

@@ -15,7 +15,6 @@ _PAIRS: dict[int, Callable[..., Array]] = {
     Op.SUM: np.add, Op.MEAN: np.add, Op.MIN: np.minimum, Op.MAX: np.maximum,
     Op.PRODUCT: np.multiply,
 }
-_KERNEL = frozenset(map(np.dtype, ("f4", "f8", "i1", "u1", "i4", "i8")))
 _BLOCK = 16384  # elements that are widened at once: they stay in the cache
 
 
@@ -68,7 +67,7 @@ def _reduce(pair: Callable[..., Array], arrays: Sequence[Array], to: Array) -> N
         if len(arrays) == 1:
             if to.ctypes.data != arrays[0].ctypes.data:
                 to[:] = arrays[0]
-        elif pair is np.add and to.dtype in _KERNEL:
+        elif pair is np.add:
             reduce.add_all(to, arrays)
         elif len(arrays) == 2 or not any(np.may_share_memory(to, other) for other in arrays[2:]):
             pair(arrays[0], arrays[1], out=to)

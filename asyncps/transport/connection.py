@@ -48,8 +48,8 @@ _LARGE_BYTES, _MOST_BYTES = 640 << 10, 2 << 20
 # back at once takes the time of a loop that has work to do. A listener bounds how many there are.
 REFUSED_S = 0.5
 
-# Who has said its last word waits so long for the peer to close: else what is still on its way here
-# would have the kernel drop that word.
+# Who has said its last word waits so long for the peer to answer or to close: to close with bytes
+# unread would have the kernel drop that word.
 LAST_WORD_S = 1.0
 
 wake_at: Callable[..., None] = wire.wake_at
@@ -283,10 +283,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def last_word(self, frame: bytes) -> bool:
-        """Send one frame more and read nothing more; the peer closes, or this side does soon.
+        """Send one frame more; the peer closes when it has it, or this side does soon.
 
-        Nothing is read into or written from anybody's memory after this. Returns False if the frame
-        cannot be sent, since others wait to be written: the connection is closed at once.
+        What the sink has lent is not read into and not written from after this; it still gets what
+        comes, and may close. Returns False if the frame cannot be sent, since others wait to be
+        written or the connection is gone: it is closed at once.
         """
         transport = self._transport
         half_written = self.sent and self.pending_bytes  # else it is the handshake's, and its own
@@ -294,12 +295,15 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
             return False
         self.send([frame], len(frame))
-        transport.write_eof()
-        self._closed = True
+        try:
+            transport.write_eof()
+        except OSError:  # the standard loop's, where the peer has gone and we have not seen it
+            self.abort()
+            return False
         self.ready = self.writable = False
-        self._reader = FrameReader(NOBODY)  # whose memory takes what still comes
-        if self._wakes_at != 1 and self._fd >= 0:
-            wake_at(self._fd, 1)
+        if self._reader is not None:
+            self._reader.abandon_payload()
+            self._wake_at(self._reader)
         transport.resume_reading()
         self._farewell = asyncio.get_running_loop().call_later(LAST_WORD_S, transport.abort)
         return True

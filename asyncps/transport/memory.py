@@ -62,10 +62,6 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.pause_writing()
         self._schedule()
 
-    def can_write_eof(self) -> bool:
-        """As asyncio's."""
-        return True
-
     def write_eof(self) -> None:
         """Say that nothing more comes, when all is delivered."""
         self._eof = True
@@ -120,8 +116,10 @@ class MemoryTransport(asyncio.Transport):
         if self._closing and not self._queue:
             self._lose()
             other._peer_gone()
-        elif self._eof and not self._queue and not other._protocol.eof_received():
-            other.close()
+        elif self._eof and not self._queue:
+            self._eof = False
+            if not other._protocol.eof_received():
+                other.close()
         elif self._paused_writing and self._size <= self._low:
             self._paused_writing = False
             self._protocol.resume_writing()

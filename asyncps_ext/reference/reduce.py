@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +50,12 @@ def add(acc: Array, x: Array) -> None:
         np.add(acc, x, out=acc)
 
 
-def add_all(out: Array, parts: Sequence[Array]) -> None:
+def add_all(out: Array, parts: Iterable[Array]) -> None:
     """out = parts[0] + parts[1] + ..., in that order, for the dtypes of `add`. Integers wrap.
 
     There are two parts or more, and `out` may be any of them.
     """
+    parts = tuple(parts)
     if len(parts) < 2:
         raise ValueError(f"parts must be two arrays or more, not {len(parts)}")
     check_array(out, "out", written=True)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncps.communicator import Communicator
 from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, WorkerLost
+from asyncps.roles.mesh import Mesh
+from asyncps.transport.connection import Connection
 from tests.support.group import Group, group
 from tests.support.processes import ProcessGroup, clean_environment
 
+loops = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 ROOT = Path(__file__).parents[2]
 SMALL, LARGE = 9, 600_000
 REASON = "nobody answers"
@@ -52,6 +57,35 @@ def held(comm: Communicator) -> Iterator[None]:
         holding.join()
 
 
+@contextlib.contextmanager
+def fails_behind(comm: Communicator, error: AsyncPSError) -> Iterator[None]:
+    """A rank fails at the end of the block; until then its loop sees nothing of what happens."""
+    begun, release = threading.Event(), threading.Event()
+
+    async def hold_and_fail() -> None:
+        begun.set()
+        release.wait(20)
+        comm._collecting.fail(error)
+
+    failing = threading.Thread(target=lambda: comm._runtime.run(hold_and_fail))
+    failing.start()
+    try:
+        assert begun.wait(10)
+        yield
+    finally:
+        release.set()
+        failing.join()
+
+
+def wait_until(comm: Communicator, is_so: Callable[[], bool]) -> None:
+    """Look on a rank's loop, between all else, until something is so."""
+    async def look() -> bool:
+        return is_so()
+
+    while not comm._runtime.run(look):
+        pass
+
+
 def all_hear(three: Group, failed: int, size: int) -> None:
     """Those who wait for a rank, and those who then call, hear why it has failed."""
     def work(comm: Communicator) -> None:
@@ -66,16 +100,19 @@ def all_hear(three: Group, failed: int, size: int) -> None:
     three.run(work)
 
 
+@loops
 @pytest.mark.parametrize("cut", [False, True], ids=["connected", "cut off"])
 @pytest.mark.parametrize("failed", [0, 1, 2])
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-def test_all_hear_why_a_rank_has_given_up(failed: int, cut: bool, size: int) -> None:
-    with group(3) as three:
+def test_all_hear_why_a_rank_has_given_up(failed: int, cut: bool, size: int, loop: str) -> None:
+    with group(3, loop=loop) as three:
         three.run(lambda comm: comm.barrier())
         waiting = [comm.all_reduce(np.ones(size, np.float32), name="v", async_op=True)
                    for comm in three.ranks if comm.rank != failed]
         for comm in three.ranks:
             comm.flush()
+            if comm.rank != failed:
+                wait_until(comm, lambda made=comm._collecting._made: bool(made))
         give_up(three.ranks[failed], DeadlineExceeded(REASON), cut)
         for handle in waiting:
             with pytest.raises(DeadlineExceeded) as caught:
@@ -84,6 +121,76 @@ def test_all_hear_why_a_rank_has_given_up(failed: int, cut: bool, size: int) -> 
             assert text.startswith(f"rank {failed} has given up: {REASON}; rank ")
             assert re.search(rf"waits: v lacks ranks \[[^]]*{failed}", text), text
         all_hear(three, failed, size)
+
+
+@loops
+@pytest.mark.parametrize("failed", [0, 1])
+def test_who_has_cut_the_connection_hears_why_the_other_fails(failed: int, loop: str) -> None:
+    """The word goes into a connection that has ended at the other side: it does not count."""
+    with group(2, loop=loop) as both:
+        both.run(lambda comm: comm.barrier())
+        comm, other = both.ranks[failed], both.ranks[1 - failed]
+        waiting = [other.all_reduce(np.ones(3), name="v", async_op=True),
+                   comm.all_reduce(np.ones(3), name="z", async_op=True)]
+        other.flush()
+        comm.flush()
+        connection = other._collecting.peers[failed].connection
+        assert connection is not None
+        ended = threading.Event()
+
+        async def cut() -> None:
+            connection.abort()
+            asyncio.get_running_loop().call_later(0.05, ended.set)  # the kernel's end, too
+
+        with fails_behind(comm, DeadlineExceeded(REASON)):
+            other._runtime.run(cut)
+            assert ended.wait(10)
+        with pytest.raises(DeadlineExceeded, match=f"rank {failed} has given up: {REASON}"):
+            waiting[0].wait()
+        with pytest.raises(DeadlineExceeded, match=f"^{REASON}"):
+            waiting[1].wait()
+
+
+@loops
+@pytest.mark.parametrize("failed", [0, 1])
+def test_who_fails_while_it_closes_tells_who_was_cut_off(failed: int, loop: str) -> None:
+    with group(2, loop=loop) as both:
+        both.run(lambda comm: comm.barrier())
+        comm, other = both.ranks[failed], both.ranks[1 - failed]
+        running = comm._collecting._running
+        theirs = other.all_reduce(np.ones(LARGE), name="v", async_op=True)
+        other.flush()
+        closing = threading.Thread(target=comm.close)
+        with held(other):  # so that the call, which all have made, does not end
+            comm.all_reduce(np.ones(LARGE), name="v", async_op=True)
+            comm.flush()
+            wait_until(comm, lambda: bool(running))
+            closing.start()
+            wait_until(comm, lambda: comm._worker.mesh is not None and comm._worker.mesh._leaving)
+            give_up(comm, DeadlineExceeded(REASON), cut=True)
+        with pytest.raises(DeadlineExceeded, match=f"rank {failed} has given up: {REASON}"):
+            theirs.wait()
+        closing.join()
+
+
+def test_who_is_not_yet_connected_with_all_hears_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    reach, connect = Mesh._reach, Mesh.connect
+
+    async def not_yet(mesh: Mesh, rank: int) -> None:
+        if (mesh._node.rank, rank) == (2, 1):
+            await asyncio.Event().wait()
+        await reach(mesh, rank)
+
+    async def then_fail(mesh: Mesh, members: Any) -> Any:
+        collecting = await connect(mesh, members)
+        if mesh._node.rank == 0:
+            asyncio.get_running_loop().call_soon(collecting.fail, DeadlineExceeded(REASON))
+        return collecting
+
+    monkeypatch.setattr(Mesh, "_reach", not_yet)
+    monkeypatch.setattr(Mesh, "connect", then_fail)
+    with pytest.raises(DeadlineExceeded, match=f"rank 0 has given up: {REASON}"), group(3):
+        pass
 
 
 @pytest.mark.parametrize(("failed", "busy"), [(0, 2), (1, 2), (1, 0), (2, 0)])
@@ -132,9 +239,13 @@ def test_who_goes_without_a_goodbye_is_lost() -> None:
         gone._runtime.run(abandon)
 
         def work(comm: Communicator) -> None:
-            with pytest.raises(ClosedError if comm.rank == 1 else WorkerLost) as caught:
+            if comm.rank == 1:
+                with pytest.raises(ClosedError):
+                    comm.barrier()
+                return
+            with pytest.raises(WorkerLost, match="rank 1 has given up: it has gone") as caught:
                 comm.barrier()
-            assert comm.rank == 1 or caught.value.rank == 1
+            assert caught.value.rank == 1
 
         three.run(work)
 
@@ -145,11 +256,12 @@ def test_a_dial_that_is_given_up_leaves_no_connection_behind() -> None:
         lower, upper = both.ranks
         network = upper._worker.node.network
         dialled, connect = threading.Event(), network.connect
+        made: list[Connection] = []
 
         async def note(*args: object) -> object:
-            connection = await connect(*args)  # type: ignore[arg-type]
+            made.append(await connect(*args))  # type: ignore[arg-type]
             dialled.set()
-            return connection
+            return made[-1]
 
         async def cut() -> None:
             network.connect = note  # type: ignore[assignment, method-assign]
@@ -161,6 +273,7 @@ def test_a_dial_that_is_given_up_leaves_no_connection_behind() -> None:
             upper._runtime.run(cut)
             assert dialled.wait(10)
             upper.close()
+            assert [connection.socket() for connection in made] == [None]
 
 
 SCRIPT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -67,7 +68,8 @@ def _raise(error: BaseException) -> Any:
 @contextlib.contextmanager
 def group(size: int, **settings: Any) -> Iterator[Group]:
     """Open a group of so many ranks."""
-    base = Config.from_env({}, **{
+    chosen = {name: os.environ[name] for name in ("ASYNCPS_LOOP",) if name in os.environ}
+    base = Config.from_env(chosen, **{
         "num_workers": size, "num_servers": 0, "scheduler": "127.0.0.1:0",
         "token": secrets.token_hex(8), "job": "group", **settings,
     })

@@ -72,18 +72,14 @@ class Collecting:
             number: Of the set of ranks.
             made: What is called.
         """
-        if self.failure is not None:
-            return self._fail(made, self.failure)
         ranks = self.sets[number]
+        if (gone := self.failure or ranks.leaver(self.peers)) is not None:
+            return self._fail(made, gone)
         made.since, made.number = self._now(), number
         base, count = self._next, len(made.group.names)
         self._next += count
         ranks.steps += count
         others = self._others(ranks)
-        for peer in others:
-            if peer.parted or peer.rank in ranks.left:
-                self._fail(made, parted(peer.rank))
-                return
         self._made[base] = made
         self._open.update(range(base, base + count))
         payload = None if made.payload is None else made.payload.data
@@ -96,9 +92,9 @@ class Collecting:
 
     async def join(self, number: int) -> int:
         """Take part in nothing more until all have joined; return who was the last."""
-        if self.failure is not None:
-            raise self.failure
         ranks = self.sets[number]
+        if (gone := self.failure or ranks.leaver(self.peers)) is not None:
+            raise gone
         ranks.joining = asyncio.get_running_loop().create_future()
         for peer in self._others(ranks):
             peer.send(JOINED, number, ranks.steps)
@@ -146,8 +142,7 @@ class Collecting:
         """A peer has left for good: what needs it fails."""
         self._tell_soon()  # it waits for that before it goes
         for ranks in list(self.sets.values()):
-            if ranks.waits_for(rank):
-                self.fail_set(ranks, parted(rank))
+            self._go_without(ranks, rank)
         self.peers[rank].forget()
         for running in list(self._running.values()):
             if running.lacks(rank):
@@ -162,8 +157,7 @@ class Collecting:
         """A peer has left a set of ranks: calls there that need it fail."""
         ranks = self._ranks(rank, header)
         ranks.left.add(rank)
-        if ranks.waits_for(rank):
-            self.fail_set(ranks, parted(rank))
+        self._go_without(ranks, rank)
 
     def place(self, rank: int, header: Header) -> memoryview | None:
         """Name the place of a chunk; None for one of a call that has ended here."""
@@ -223,14 +217,14 @@ class Collecting:
         elif isinstance(outcome, Whole):
             mine = outcome.by_rank.get(self.me)
             count = len(next(iter(outcome.by_rank.values())).group.names)
-            if mine is not None:
+            if mine is not None and mine.payload.open:
                 self._whole(ranks, mine, outcome.by_rank)
             for calls in outcome.by_rank.values():
                 if calls is not mine:
                     calls.payload.let_go(count, count, self.pool)
         else:
             mine_one = outcome.by_rank.get(self.me)
-            if mine_one is None:
+            if mine_one is None or mine_one.at not in mine_one.calls.payload.open:
                 pass
             elif isinstance(outcome, Differ):
                 self._ended(mine_one.calls, mine_one.at, None, outcome.error)
@@ -365,16 +359,18 @@ class Collecting:
             if ranks.joining is not None and not ranks.joining.done():
                 ranks.joining.set_exception(error.again())
 
-    def fail_set(self, ranks: Ranks, error: AsyncPSError) -> None:
-        """What is open in one set of ranks ends with an error; that of all ranks ends all."""
-        if not ranks.number:
-            return self.fail(error)
+    def _go_without(self, ranks: Ranks, rank: int) -> None:
+        """A rank has left: what it has not called cannot end, nor what it would have to send to."""
+        if rank not in ranks.matching.ranks:
+            return
+        lacking = {one.calls.base + one.at for one in ranks.matching.lacking(rank)}
         for base, made in list(self._made.items()):
             for at in sorted(made.open if made.number == ranks.number else ()):
-                if base + at not in self._running:  # what all have called ends well
-                    self._ended(Calls(made.table, base, made), at, None, error)
+                is_large = made.payload is None and base + at not in self._running
+                if is_large or base + at in lacking:
+                    self._ended(Calls(made.table, base, made), at, None, parted(rank))
         if ranks.joining is not None and not ranks.joining.done():
-            ranks.joining.set_exception(error.again())
+            ranks.joining.set_exception(parted(rank))
 
     def _fail(self, made: Made, error: AsyncPSError) -> None:
         for at in sorted(made.open):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,12 +110,12 @@ class Ranks:
         self.joining: asyncio.Future[int] | None = None
         self.left: set[int] = set()  # who has left it, or the job
 
-    def waits_for(self, rank: int) -> bool:
-        """Tell whether something here cannot end without a rank."""
-        if rank not in self.matching.ranks:
-            return False
-        joining = self.joining is not None and not self.joining.done()
-        return joining or any(rank in lacking for lacking in self.matching.missing().values())
+    def leaver(self, peers: Mapping[int, Peer]) -> ClusterError | None:
+        """Return what those hear who call although one of these ranks has left, if one has."""
+        for rank in self.matching.ranks:
+            if rank in self.left or (rank in peers and peers[rank].parted):
+                return parted(rank)
+        return None
 
 
 def parted(rank: int) -> ClusterError:

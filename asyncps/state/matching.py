@@ -178,6 +178,17 @@ class Matching:
                     found.setdefault(name, [rank for rank in live if rank not in made])
         return found
 
+    def lacking(self, rank: int) -> list[One]:
+        """Return the calls of this rank that are open, and that another one has not made alike."""
+        found: list[One] = []
+        theirs = self._ranks[rank].groups
+        for place, calls in enumerate(self._ranks[self.me].groups):
+            if place >= len(theirs) or theirs[place].table != calls.table:
+                found += [One(calls, at) for at in range(len(calls.group.names))]
+        for line in self._lines.values():
+            found += [made[self.me] for made in line.open if self.me in made and rank not in made]
+        return found
+
     # ---- inside ----
 
     def _take(self, state: _Rank, rank: int, calls: Calls) -> None:

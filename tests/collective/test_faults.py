@@ -15,6 +15,7 @@ import pytest
 from asyncps.communicator import Communicator
 from asyncps.errors import (
     ClosedError,
+    ClusterError,
     ConnectionLost,
     DeadlineExceeded,
     RemoteProtocolError,
@@ -316,3 +317,62 @@ def test_two_threads_may_close_at_once() -> None:
             for thread in threads:
                 thread.join()
             assert not failed
+
+
+@pytest.mark.parametrize("size", [9, LARGE])
+def test_what_all_have_called_ends_well_though_one_leaves_behind_it(size: int) -> None:
+    """The goodbye may overtake chunks and words of third ranks; what it ends is what lacks it."""
+    def work(comm: Communicator) -> None:
+        a = comm.all_reduce(np.ones(size), name="A", async_op=True)
+        if comm.rank == 2:
+            assert (a.wait() == 3).all()
+            comm.close()
+            return
+        b = comm.all_reduce(np.ones(9), name="B", async_op=True)
+        comm.flush()
+        assert (a.wait() == 3).all()
+        for handle in (b, comm.all_reduce(np.ones(9), name="C", async_op=True)):
+            with pytest.raises(ClusterError, match="rank 2 has left while others call"):
+                handle.wait()
+        with pytest.raises(ClusterError, match="rank 2 has left while others call"):
+            comm.join()
+
+    for _ in range(15):
+        with group(3) as three:
+            three.run(work)
+
+
+def test_a_call_that_lacks_who_has_left_is_no_end_for_others() -> None:
+    with group(4) as four:
+        sets = four.run(lambda comm: comm.process_set([1, 2]))
+        handle = four.ranks[0].all_reduce(np.ones(9), name="w", async_op=True)
+        four.ranks[0].flush()
+        four.ranks[3].close()
+        with pytest.raises(ClusterError, match="rank 3 has left while others call"):
+            handle.wait()
+
+        def work(comm: Communicator) -> None:
+            if (some := sets[comm.rank]) is not None:
+                for _ in range(50):
+                    assert (some.all_reduce(np.ones(9)) == 2).all()
+
+        four.run(work)
+
+
+@pytest.mark.parametrize("size", [9, LARGE])
+def test_calls_that_one_who_leaves_has_made_and_another_has_not(size: int) -> None:
+    """Rank 2 has called and goes before rank 1 calls: a large one cannot end, a small one does."""
+    with group(3) as three:
+        first, second, third = three.ranks
+        handles = [comm.all_reduce(np.ones(size), name="A", async_op=True)
+                   for comm in (first, third)]
+        for comm in (first, third):
+            comm.flush()
+        third.close()
+        with pytest.raises(ClosedError):
+            handles[1].wait()
+        with pytest.raises(ClusterError, match="rank 2 has left while others call"):
+            second.all_reduce(np.ones(size), name="A")
+        second.close()
+        with pytest.raises(ClusterError, match="has left while others call"):
+            handles[0].wait()

@@ -37,7 +37,7 @@ def test_worker_that_ends_by_an_exception_in_mid_push_is_lost_and_counts_nowhere
 
     heard: list[int | None] = []
     with pytest.raises(KeyError, match="a mistake of the user's"):
-        on_cluster(work, transport=transport, settings={"reconnect_s": 0.3})
+        on_cluster(work, transport=transport)
     assert heard == [0]
 
 

@@ -161,6 +161,7 @@ class Listener:
         self._factory = factory
         self._handshake_s = handshake_s
         self._server: asyncio.Server | None = None
+        self._closed = False
         self._unproven: dict[Connection, asyncio.TimerHandle] = {}
         self.port = 0
 
@@ -211,8 +212,9 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening; connections that have proven themselves live on."""
+        self._closed = True
         if self._server is not None:
-            self._server.close()
+            _stop(self._server)
             self._server = None
         for connection in list(self._unproven):
             connection.abort()
@@ -233,6 +235,9 @@ class Listener:
 
     def _accept(self) -> Connection:
         connection = self._factory()
+        if self._closed:  # it came in the same moment
+            connection.abort()
+            return connection
         if len(self._unproven) >= MAX_UNPROVEN:
             self._expire(next(iter(self._unproven)))
         loop = asyncio.get_running_loop()
@@ -243,3 +248,18 @@ class Listener:
     def _expire(self, connection: Connection) -> None:
         self.proven(connection)
         connection.abort(HandshakeError("nothing was proven in time"))
+
+
+def _stop(server: asyncio.Server) -> None:
+    """Close a server.
+
+    On the standard loop a connection that it has accepted, and not yet made, must be made first:
+    else its making fails, and nobody closes its socket (seen on 3.11).
+    """
+    loop = server.get_loop()
+    if isinstance(loop, asyncio.SelectorEventLoop):
+        for sock in server.sockets:
+            loop.remove_reader(sock.fileno())
+        loop.call_soon(server.close)
+    else:
+        server.close()

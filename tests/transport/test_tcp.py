@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import socket
@@ -349,3 +350,23 @@ def test_loop_that_does_not_look_at_the_mark_is_made_to() -> None:
     connection.send([bytes(1 << 20)], 1 << 20)
     connection.send([bytes(1 << 20)], 1 << 20)
     assert not connection.writable
+
+
+@BOTH_LOOPS
+@pytest.mark.parametrize("turns", range(5))
+async def test_connection_that_comes_while_its_listener_closes_is_closed(turns: int) -> None:
+    """Accepted, and not yet made: the standard loop leaves its socket open if nobody cares."""
+    network = TcpNetwork()
+    door = Door(network)
+    await door.open()
+    with socket.create_connection(("127.0.0.1", door.port)) as client:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert door.listening is not None
+        door.listening.close()
+        client.setblocking(False)
+        with contextlib.suppress(ConnectionResetError):
+            while await asyncio.get_running_loop().sock_recv(client, 1000):
+                pass
+        for end in door.ends:
+            await end.wait("lost")

@@ -113,10 +113,14 @@ class Fusing:
                 self._make(kind, [handle], size, splits, parts, fits=fits)
                 return
             self._kind = kind
-            if not self._pending:
-                self._runtime.call(self._flush_later)
-            self._pending.append(handle)
+            self._pending.append(handle)  # before the loop looks for it, which it may do at once
             self._pending_bytes += size
+            if len(self._pending) == 1:
+                try:
+                    self._runtime.call(self._flush_later)
+                except BaseException:
+                    self._pending, self._pending_bytes = [], 0
+                    raise
 
     def flush(self) -> None:
         """Make all small calls that wait for more of them."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from asyncps.communicator import Communicator
 from asyncps.errors import CollectiveMismatch, ConfigError, DtypeMismatch, TensorError
-from tests.support.group import Group
+from tests.support.group import Group, group
 
 SHAPES = [(3, 4), (), (0, 5), (17,), (2, 3, 5)]
 LARGE = [(700_000,), (3,), (1000, 900)]
@@ -175,3 +178,25 @@ def test_wait_ends_all_though_one_fails(three: Group) -> None:
         comm.wait()
 
     three.run(work)
+
+
+def test_a_small_call_is_made_though_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop may look for calls to make before the one that woke it has gone on."""
+    with group(2) as both:
+        for comm in both.ranks:
+            runtime = comm._runtime
+            call = runtime.call
+
+            def loop_first(work: Any, runtime: Any = runtime, call: Any = call) -> None:
+                call(work)
+                seen = threading.Event()
+                call(seen.set)
+                if threading.get_ident() != runtime.thread_ident:
+                    assert seen.wait(10)
+
+            monkeypatch.setattr(runtime, "call", loop_first)
+        handles = [comm.all_reduce(np.ones(3), async_op=True) for comm in both.ranks]
+        others_turn = threading.Event()
+        while not all(handle.done() for handle in handles):
+            others_turn.wait(0.001)
+        monkeypatch.undo()

@@ -287,7 +287,7 @@ class Collecting:
         """Begin to move the chunks of a call."""
         made: Made = mine.calls.payload
         group, array = made.group, made.array(mine.at)
-        near = [order.index(rank) for rank in order if rank != self.me and self.peers[rank].near]
+        near = [at for at, rank in enumerate(order) if rank != self.me and self.peers[rank].near]
         planned = plan(group, mine.at, array, ones, order, order.index(self.me), near)
         own_number = mine.calls.base + mine.at
         found: Any = None if planned.result is array else planned.result
@@ -364,7 +364,8 @@ class Collecting:
         if rank not in ranks.matching.ranks:
             return
         lacking = {one.calls.base + one.at for one in ranks.matching.lacking(rank)}
-        for base, made in list(self._made.items()):
+        needed = rank in ranks.matching.live()  # by calls; who has joined takes part in none
+        for base, made in list(self._made.items()) if needed else ():
             for at in sorted(made.open if made.number == ranks.number else ()):
                 is_large = made.payload is None and base + at not in self._running
                 if is_large or base + at in lacking:

@@ -40,7 +40,7 @@ class Farewell:
         self._peers = peers
         self._changed: asyncio.Event | None = None
         self._word = b""  # once this rank has failed
-        self.on_failure: Callable[[], None] = _nothing
+        self.on_failure: Callable[[], None] = lambda: None
 
     def note(self) -> None:
         """Something has ended, or arrived: whoever waits looks again."""
@@ -72,7 +72,7 @@ class Farewell:
             by: The table to say it by, if it is not that: such as that of a rank that has failed
                 before this one.
         """
-        table = by or reason(self._me, error)
+        table = by or last_table(self._me, error)
         self._word = wire.pack_header(FAILED, 0, 0, 0, 0, 0, 0, 0, len(table), 0, 0, 0) + table
         for peer in self._peers.values():
             if isinstance(error, WorkerLost) and peer.rank == error.rank:
@@ -103,11 +103,7 @@ class Farewell:
                 peer.connection.abort()
 
 
-def _nothing() -> None:
-    pass
-
-
-def reason(me: int, error: AsyncPSError) -> bytes:
+def last_table(me: int, error: AsyncPSError) -> bytes:
     """Return the table of a rank's last frame."""
     info = messages.error_to_wire(error)
     text = f"rank {me} has given up: {info.message}"

@@ -20,15 +20,16 @@ from asyncps.errors import (
     TransportError,
     WorkerLost,
 )
+from asyncps.protocol.frames import Header
 from asyncps.protocol.handshake import PeerHello
 from asyncps.protocol.messages import Member
 from asyncps.protocol.reader import Sink
 from asyncps.roles.collecting import Collecting
-from asyncps.roles.farewell import reason
+from asyncps.roles.farewell import last_table
 from asyncps.roles.machine import machine_of
 from asyncps.roles.node import Node
 from asyncps.roles.peer import Peer
-from asyncps.transport.connection import LAST_WORD_S, NOBODY, Connection
+from asyncps.transport.connection import LAST_WORD_S, Connection
 from asyncps.transport.network import Listening
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.3
@@ -72,7 +73,7 @@ class Mesh:
         self._members = {m.rank: m for m in members if m.role == "worker"}
         if node.failure is not None:
             raise node.failure
-        node.on_failure.append(self._failed)
+        node.on_failure.append(collecting.fail)
         for rank, place in collecting.peers.items():
             place.near = machine_of(self._members[rank]) == machine_of(self._members[node.rank])
         for place in collecting.peers.values():  # those that knew the others before we did
@@ -119,7 +120,7 @@ class Mesh:
         if self.collecting is not None:
             me = self._node.rank
             lost = WorkerLost("it has gone without a goodbye", rank=me)
-            self.collecting.fail(error, reason(me, lost))
+            self.collecting.fail(error, last_table(me, lost))
         self._end()
 
     def _end(self) -> None:
@@ -137,17 +138,11 @@ class Mesh:
         found = [peer.connection.socket() for peer in peers if peer.connection is not None]
         return [sock for sock in found if sock is not None]
 
-    def _failed(self, error: AsyncPSError) -> None:
-        if self.collecting is not None:
-            self.collecting.fail(error)
-        self._wake()
-
     def _wake(self) -> None:
         """This rank has failed: who waits for connections looks, who is cut off hears why."""
         for ready in self._ready.values():
             ready.set()
-        peers = {} if self.collecting is None else self.collecting.peers
-        for rank, place in peers.items():
+        for rank, place in self._begun().peers.items():
             if rank < self._node.rank and rank in self._members and place.connection is None:
                 self._node.spawn(self._reach(rank), f"tell rank {rank}")
 
@@ -187,7 +182,7 @@ class Mesh:
             raise StaleIncarnation("this rank has left", rank=self._node.rank)
         if not peer.incarnation:  # it has not yet heard that it has joined: try again
             connection.abort()
-            return NOBODY
+            return _Nobody()
         if self._members and not self._knows(peer):
             raise StaleIncarnation("not the worker that the scheduler knows", rank=peer.rank,
                                    got=peer.incarnation)
@@ -215,6 +210,7 @@ class Mesh:
             return
         if isinstance(error, ProtocolError):
             collecting.fail(error)
+            return
         rank = place.rank
         work = self._reach(rank) if rank < self._node.rank else self._wait_for(rank, error)
         self._node.spawn(work, f"reconnect rank {self._node.rank} with rank {rank}")
@@ -247,6 +243,7 @@ class Mesh:
                 if self.collecting.failure is not None and isinstance(error, TransportError):
                     place.knows = True  # nobody is there
                     self.collecting.farewell.note()
+                    return
             if loop.time() > end:
                 self._lost(place, reason)
                 return
@@ -306,7 +303,7 @@ class _Dialled:
         """It has its place."""
         try:
             sink = self._mesh._welcome(connection)
-            self.is_placed = sink is not NOBODY
+            self.is_placed = isinstance(sink, Peer)
             return sink
         finally:
             self.settled.set()
@@ -316,3 +313,13 @@ class _Dialled:
         self.error = error
         self.settled.set()
         self._mesh.connection_closed(connection, error)
+
+
+class _Nobody:
+    """Takes what still comes over a connection that was given up."""
+
+    def begin(self, header: Header, table: memoryview) -> memoryview | None:
+        """Drop it."""
+
+    def finish(self, header: Header, table: memoryview) -> None:
+        """Drop it."""

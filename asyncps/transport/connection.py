@@ -26,7 +26,6 @@ from asyncps.errors import (
     HandshakeError,
     ProtocolError,
 )
-from asyncps.protocol.frames import Header
 from asyncps.protocol.handshake import NONCE_BYTES, Handshake, Hello, PeerHello
 from asyncps.protocol.reader import FrameReader, Sink
 from asyncps.transport.pace import PAYLOAD_BYTES, Meter, Paces
@@ -53,19 +52,6 @@ REFUSED_S = 0.5
 LAST_WORD_S = 1.0
 
 wake_at: Callable[..., None] = wire.wake_at
-
-
-class _Nobody:
-    """Takes what still comes over a connection that was given up."""
-
-    def begin(self, header: Header, table: memoryview) -> memoryview | None:
-        """Drop it."""
-
-    def finish(self, header: Header, table: memoryview) -> None:
-        """Drop it."""
-
-
-NOBODY: Sink = _Nobody()
 
 
 class Owner(Protocol):

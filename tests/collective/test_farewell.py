@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ import pytest
 
 from asyncps.communicator import Communicator
 from asyncps.errors import AsyncPSError, ClosedError, DeadlineExceeded, WorkerLost
+from asyncps.protocol.frames import COLLECT, COUNT, JOINED, PART, PARTED, Header
 from asyncps.roles.mesh import Mesh
 from asyncps.transport.connection import Connection
-from tests.support.group import Group, group
+from tests.support.group import Group, group, held
 from tests.support.processes import ProcessGroup, clean_environment
 
 loops = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
@@ -36,45 +36,6 @@ def give_up(comm: Communicator, error: AsyncPSError, cut: bool = False) -> None:
         comm._collecting.fail(error)
 
     comm._runtime.run(fail)
-
-
-@contextlib.contextmanager
-def held(comm: Communicator) -> Iterator[None]:
-    """The loop of a rank has other work."""
-    begun, release = threading.Event(), threading.Event()
-
-    async def hold() -> None:
-        begun.set()
-        release.wait(20)
-
-    holding = threading.Thread(target=lambda: comm._runtime.run(hold))
-    holding.start()
-    try:
-        assert begun.wait(10)
-        yield
-    finally:
-        release.set()
-        holding.join()
-
-
-@contextlib.contextmanager
-def fails_behind(comm: Communicator, error: AsyncPSError) -> Iterator[None]:
-    """A rank fails at the end of the block; until then its loop sees nothing of what happens."""
-    begun, release = threading.Event(), threading.Event()
-
-    async def hold_and_fail() -> None:
-        begun.set()
-        release.wait(20)
-        comm._collecting.fail(error)
-
-    failing = threading.Thread(target=lambda: comm._runtime.run(hold_and_fail))
-    failing.start()
-    try:
-        assert begun.wait(10)
-        yield
-    finally:
-        release.set()
-        failing.join()
 
 
 def wait_until(comm: Communicator, is_so: Callable[[], bool]) -> None:
@@ -136,15 +97,13 @@ def test_who_has_cut_the_connection_hears_why_the_other_fails(failed: int, loop:
         comm.flush()
         connection = other._collecting.peers[failed].connection
         assert connection is not None
-        ended = threading.Event()
 
         async def cut() -> None:
             connection.abort()
-            asyncio.get_running_loop().call_later(0.05, ended.set)  # the kernel's end, too
 
-        with fails_behind(comm, DeadlineExceeded(REASON)):
+        with held(comm, lambda: comm._collecting.fail(DeadlineExceeded(REASON))):
             other._runtime.run(cut)
-            assert ended.wait(10)
+            wait_until(other, lambda: connection.socket() is None)
         with pytest.raises(DeadlineExceeded, match=f"rank {failed} has given up: {REASON}"):
             waiting[0].wait()
         with pytest.raises(DeadlineExceeded, match=f"^{REASON}"):
@@ -226,6 +185,27 @@ def test_what_a_rank_has_heard_is_not_told_as_its_own() -> None:
             assert len(str(caught.value)) < (11_000 if comm.rank == 1 else 5000)
 
         three.run(work)
+
+
+def test_nothing_of_what_comes_after_the_end_is_taken_in() -> None:
+    """A frame behind the one that ended all may lie in the same read."""
+    with group(2) as both:
+        both.run(lambda comm: comm.barrier())
+        comm = both.ranks[0]
+        give_up(comm, DeadlineExceeded(REASON))
+        peer = comm._collecting.peers[1]
+        received, ahead = peer._received, peer.ahead_bytes
+
+        def header(kind: int, payload: int) -> Header:
+            return Header(kind, 0, 0, 0, 1, 0, 0, 0, 0, payload, 0, 0)
+
+        async def come() -> None:
+            for kind in (COLLECT, PART, COUNT, JOINED, PARTED):
+                assert peer.begin(header(kind, 64), memoryview(b"")) is None
+                peer.finish(header(kind, 0), memoryview(b"\xc1"))
+
+        comm._runtime.run(come)
+        assert (peer._received, peer.ahead_bytes, peer.parted) == (received, ahead, False)
 
 
 def test_who_goes_without_a_goodbye_is_lost() -> None:

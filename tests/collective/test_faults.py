@@ -24,7 +24,7 @@ from asyncps.protocol import messages
 from asyncps.protocol.frames import COLLECT, COUNT, FAILED, JOINED, PART
 from asyncps.roles.peer import MAX_AHEAD_BYTES, Peer
 from asyncps_ext import wire
-from tests.support.group import group
+from tests.support.group import group, held
 from tests.support.processes import ProcessGroup, clean_environment
 
 ROOT = Path(__file__).parents[2]
@@ -254,15 +254,10 @@ def test_a_second_cut_has_time_of_its_own() -> None:
     with group(2, reconnect_s=0.4) as both:
         lower, upper = both.ranks
         node, peer = lower._worker.node, lower._collecting.peers[1]
-        held, release = threading.Event(), threading.Event()
 
         async def cut() -> None:
             assert peer.connection is not None
             peer.connection.abort(ConnectionLost("cut"))
-
-        async def hold() -> None:  # the loop that would dial again has other work
-            held.set()
-            release.wait(20)
 
         async def timers() -> int:
             return sum(task.get_name().startswith("reconnect") for task in asyncio.all_tasks())
@@ -270,17 +265,11 @@ def test_a_second_cut_has_time_of_its_own() -> None:
         both.run(lambda comm: comm.barrier())
         lower._runtime.run(cut)
         both.run(lambda comm: comm.barrier())  # it is back
-        holding = threading.Thread(target=lambda: upper._runtime.run(hold))
-        holding.start()
-        try:
-            assert held.wait(10)
+        with held(upper):  # which would dial again
             node.config = node.config.replace(reconnect_s=60.0)
             lower._runtime.run(cut)
             while lower._runtime.run(timers) > 1:  # until the first has run out
                 pass
-        finally:
-            release.set()
-            holding.join()
         both.run(lambda comm: comm.barrier())
 
 
@@ -376,3 +365,28 @@ def test_calls_that_one_who_leaves_has_made_and_another_has_not(size: int) -> No
         second.close()
         with pytest.raises(ClusterError, match="has left while others call"):
             handles[0].wait()
+
+
+def test_calls_do_not_need_who_has_joined_and_then_leaves() -> None:
+    with group(3) as three:
+        first, second, third = three.ranks
+        handle = first.all_reduce(np.ones(9), name="A", async_op=True)
+        first.flush()
+
+        def join() -> None:
+            with pytest.raises(ClosedError):
+                third.join()
+
+        joining = threading.Thread(target=join)
+        joining.start()
+
+        async def is_joined() -> bool:
+            return 2 not in first._collecting.sets[0].matching.live()
+
+        while not first._runtime.run(is_joined):
+            pass
+        third.close()
+        joining.join()
+        second.close()
+        with pytest.raises(ClusterError, match="rank 1 has left while others call"):
+            handle.wait()

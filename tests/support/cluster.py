@@ -28,6 +28,12 @@ DEADLINES = {"answer_s": 10.0, "round_s": 15.0}
 DONE = "the scenario holds at rank"
 
 
+def asked_loop() -> dict[str, str]:
+    """Return the setting by which ASYNCPS_LOOP chooses the loop of a test run, if it does."""
+    chosen = os.environ.get("ASYNCPS_LOOP")
+    return {"loop": chosen} if chosen else {}
+
+
 def on_cluster(
     work: Callable[[KVStore], T],
     *,
@@ -47,9 +53,7 @@ def on_cluster(
         settings: of `asyncps.config.Config`, for the whole cluster.
         options: of the store, such as `order="rank"`.
     """
-    told = {**DEADLINES, **(settings or {})}
-    if os.environ.get("ASYNCPS_LOOP"):
-        told.setdefault("loop", os.environ["ASYNCPS_LOOP"])
+    told = {**asked_loop(), **DEADLINES, **(settings or {})}
     with asyncps.LocalCluster(
         servers=servers, workers=workers, transport=transport, **told
     ) as cluster:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from asyncps.config import Config
 from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.scheduler import Scheduler
 from asyncps.transport.network import TcpNetwork
+from tests.support.cluster import asked_loop
 
 T = TypeVar("T")
 
@@ -57,6 +57,26 @@ class Group:
         return found
 
 
+@contextlib.contextmanager
+def held(comm: Communicator, then: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """The loop of a rank has other work; `then` is called at its end, before all that has come."""
+    begun, release = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        begun.set()
+        release.wait(20)
+        then()
+
+    holding = threading.Thread(target=lambda: comm._runtime.run(hold))
+    holding.start()
+    try:
+        assert begun.wait(10)
+        yield
+    finally:
+        release.set()
+        holding.join()
+
+
 def _missing() -> Any:
     raise AssertionError("a rank has not ended")
 
@@ -68,8 +88,7 @@ def _raise(error: BaseException) -> Any:
 @contextlib.contextmanager
 def group(size: int, **settings: Any) -> Iterator[Group]:
     """Open a group of so many ranks."""
-    chosen = {name: os.environ[name] for name in ("ASYNCPS_LOOP",) if name in os.environ}
-    base = Config.from_env(chosen, **{
+    base = Config.from_env({}, **asked_loop(), **{
         "num_workers": size, "num_servers": 0, "scheduler": "127.0.0.1:0",
         "token": secrets.token_hex(8), "job": "group", **settings,
     })

@@ -88,7 +88,8 @@ def _raise(error: BaseException) -> Any:
 @contextlib.contextmanager
 def group(size: int, **settings: Any) -> Iterator[Group]:
     """Open a group of so many ranks."""
-    base = Config.from_env({}, **asked_loop(), **{
+    base = Config.from_env({}, **{
+        **asked_loop(),
         "num_workers": size, "num_servers": 0, "scheduler": "127.0.0.1:0",
         "token": secrets.token_hex(8), "job": "group", **settings,
     })

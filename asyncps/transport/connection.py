@@ -101,6 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self._error: AsyncPSError | None = None
         self._closed = False
         self._fd = -1  # of its socket, if it has one
+        self._resumes_later = False
         self._wakes_at = 1
         self._meter = None if paces is None else Meter(paces)
         self.peer: PeerHello | None = None
@@ -121,6 +122,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(HIGH_WATER_BYTES, LOW_WATER_BYTES)
         sock = transport.get_extra_info("socket")
         self._fd = -1 if sock is None else sock.fileno()
+        # The standard loop asks for more in the middle of a write. What fails in that moment, or is
+        # closed, it would close once more when it goes on with that write (seen on 3.11).
+        self._resumes_later = type(transport).__module__.startswith("asyncio.")
         if self._closed:  # aborted between accept and here
             self._transport.abort()
             return
@@ -186,6 +190,12 @@ class Connection(asyncio.BufferedProtocol):
         """The loop wants more."""
         if self._meter is not None:
             self._meter.drained(self.sent - self.pending_bytes)
+        if self._resumes_later:
+            asyncio.get_running_loop().call_soon(self._resume)
+        else:
+            self._resume()
+
+    def _resume(self) -> None:
         self.writable = self.ready and not self._closed
         if self.writable and self.on_writable is not None:
             self.on_writable()
@@ -196,11 +206,15 @@ class Connection(asyncio.BufferedProtocol):
         """Hand over a frame, without a copy on uvloop.
 
         Args:
-            parts: Flat, C-contiguous byte views; they stay with the loop until written.
+            parts: Flat, C-contiguous byte views; they stay with the loop until written. They are
+                dropped if the connection has failed, which its owner is told in a moment.
             size: Bytes in all.
         """
         transport = self._transport
         assert transport is not None
+        if transport.is_closing():  # it has failed; the loop has not told us yet
+            self.writable = False
+            return
         self.sent += size
         transport.writelines(parts)
         if self.writable and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
@@ -277,9 +291,11 @@ class Connection(asyncio.BufferedProtocol):
         """
         transport = self._transport
         half_written = self.sent and self.pending_bytes  # else it is the handshake's, and its own
-        if not self.ready or transport is None or half_written:
+        gone = not self.ready or transport is None or transport.is_closing()
+        if gone or half_written:
             self.abort()
             return False
+        assert transport is not None
         self.send([frame], len(frame))
         try:
             transport.write_eof()

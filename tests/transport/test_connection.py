@@ -28,7 +28,7 @@ class Ends:
     def __init__(self, near: End, far: End) -> None:
         assert near.connection is not None
         assert far.connection is not None
-        self.near = near
+        self.near, self.far = near, far
         self.ours: Connection = near.connection
         self.theirs: Connection = far.connection
 
@@ -270,3 +270,35 @@ async def test_who_does_not_hear_a_last_word_is_not_waited_for(
     ends.theirs.pause_reading()
     assert ends.ours.last_word(b"".join(pack(Kind.CONTROL)))
     await ends.near.wait("lost")
+
+
+async def fill(ends: Ends) -> None:
+    """Send until the loop holds enough, to a peer that does not read yet."""
+    ends.theirs.pause_reading()
+    while ends.ours.writable:
+        send(ends.ours, Kind.DATA, bytes(MIB))
+        await turn()
+
+
+async def test_who_gives_up_when_the_loop_wants_more_is_closed_once(ends: Ends) -> None:
+    # The standard loop asks for more from within its write, and goes on with that write after it.
+    ends.ours.on_writable = ends.ours.abort
+    await fill(ends)
+    ends.theirs.resume_reading()
+    await ends.near.wait("lost")
+    await ends.far.wait("lost")
+
+
+async def test_peer_that_has_reset_gets_nothing_more_written(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The loop sees the end when it writes; whoever posts then goes on until it is told of the end.
+    ends.ours.pause_reading()
+    ends.theirs.abort()
+    await ends.far.wait("lost")
+    while ends.near.error is None:
+        for _ in range(10):
+            send(ends.ours, Kind.DATA, bytes(10))
+        await turn()
+    assert "socket.send() raised" not in caplog.text
+    assert not ends.ours.writable

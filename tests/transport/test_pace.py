@@ -52,6 +52,9 @@ class ThrottledLink(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self._size
 
+    def is_closing(self) -> bool:
+        return False
+
     def write(self, data: Any) -> None:
         self.writelines([data])
 

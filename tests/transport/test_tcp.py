@@ -342,6 +342,9 @@ def test_loop_that_does_not_look_at_the_mark_is_made_to() -> None:
         def get_write_buffer_size(self) -> int:
             return self.size
 
+        def is_closing(self) -> bool:
+            return False
+
     connection = Connection(End(), Hello("worker", 0, 1, "j", b""), "", connector=True)
     transport = Forgetful(loop=object())
     transport._protocol = connection

@@ -67,9 +67,12 @@ class Running:
         return rank in self._places and self._schedule.lacks(self._places[rank])
 
     def waits_for(self) -> list[int]:
-        """Return the ranks whose chunks it goes on with."""
-        return sorted(rank for rank, place in self._places.items()
-                      if place in self._schedule.waits_for())
+        """Return the ranks whose chunks it goes on with; else those who have not said that they
+        have what was sent to them."""
+        waits = self._schedule.waits_for()
+        if not waits:
+            waits = [place for place, peer in enumerate(self._peers) if peer and not peer.has_all]
+        return sorted(rank for rank, place in self._places.items() if place in waits)
 
     def fail(self, error: AsyncPSError) -> None:
         """It cannot end well any more."""

@@ -115,6 +115,22 @@ def test_a_frozen_rank_is_named_within_the_deadline(processes: ProcessGroup) -> 
     launch.wait(20)
 
 
+def test_who_does_not_say_that_it_has_all_is_named() -> None:
+    """A rank that freezes at the very end of a call: what was sent to it may have come or not."""
+    with group(3, round_s=0.5) as three:
+        three.ranks[1]._collecting._tell = lambda: None
+
+        def work(comm: Communicator) -> float:
+            value = np.full(300_000, comm.rank + 5, np.float32)
+            if comm.rank:
+                return float(comm.broadcast(value, root=0)[-1])
+            with pytest.raises(DeadlineExceeded, match=r"that all have made lacks ranks \[1\]"):
+                comm.broadcast(value, root=0)
+            return -1.0
+
+        assert three.run(work) == [-1.0, 5.0, 5.0]
+
+
 def test_after_the_end_nothing_can_be_called() -> None:
     with group(2) as two:
         two.run(lambda comm: comm.close())

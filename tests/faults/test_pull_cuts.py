@@ -65,11 +65,15 @@ async def test_cuts_in_answers_of_half_the_bytes(type: str) -> None:
                 assert np.array_equal(got, totals[name].astype("f2").astype("f4")), name
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_cuts_in_answers_that_are_changes_only(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "spec"), [
+    *((seed, {"type": "topk", "ratio": 0.02}) for seed in range(3)),
+    *((3, {"type": type}) for type in ("f16", "int8", "onebit", "1bit")),
+    (3, {"type": "2bit", "threshold": 0.5}),
+], ids=str)
+async def test_cuts_in_answers_that_are_changes_only(seed: int, spec: dict[str, Any]) -> None:
     """Some calls wait for each other and some do not; each brings the bits of its own round."""
     chance = random.Random(seed)
-    size, spec = 70_000, {"type": "topk", "ratio": 0.02, "pull": True}
+    size, spec = 70_000, {**spec, "pull": True}
     async with proxied(servers=2, order="rank", chunk_bytes=65536) as cluster:
 
         async def prepare(store: AsyncKVStore) -> None:
@@ -79,7 +83,7 @@ async def test_cuts_in_answers_that_are_changes_only(seed: int) -> None:
 
         await cluster.all(prepare)
         bases = Bases(cluster.members[0].store, "w", spec)  # type: ignore[arg-type]
-        pushed, value = Pushed(2, size, 0.02), np.zeros(size, "f4")
+        pushed, value = Pushed(2, bases), np.zeros(size, "f4")
         proxies = [proxy for member in cluster.members for proxy in member.data]
 
         async def step(store: AsyncKVStore, grads: list[Any], expected: list[Any]) -> None:

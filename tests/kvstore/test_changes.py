@@ -23,7 +23,13 @@ SPECS: list[dict[str, Any]] = [
     {"type": "threshold", "threshold": 1.5}, {"type": "threshold", "threshold": 0.0},
     {"type": "threshold", "threshold": 99.0, "values": "f16"},
     {"type": "randomk", "ratio": 0.2}, {"type": "randomk", "ratio": 0.1, "values": "f16"},
+    {"type": "f16"}, {"type": "bf16"}, {"type": "int8"}, {"type": "onebit"},
+    {"type": "2bit", "threshold": 0.7}, {"type": "1bit", "threshold": 0.1},
 ]
+# Those that send some of the values, a part of each, all of the key's chunk at once, and the type
+# whose changes are another's.
+CODED = [TOPK] + [{**spec, "pull": True} for spec in SPECS[-6:] if spec["type"] != "bf16"]
+coded = pytest.mark.parametrize("spec", CODED, ids=lambda spec: spec["type"])
 
 
 def grads_of(workers: int, turn: int, size: int = SIZE) -> list[Any]:
@@ -40,12 +46,13 @@ def ready(store: KVStore, spec: dict[str, Any], first: Any, keys: Any = "w") -> 
     return Bases(store, "w", spec)
 
 
+@coded
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2), (3, 1), (7, 3)])
-def test_topk_both_ways_is_the_model(workers: int, servers: int) -> None:
+def test_both_ways_is_the_model(workers: int, servers: int, spec: dict[str, Any]) -> None:
     def work(store: KVStore) -> None:
         value = np.linspace(-3, 3, SIZE, dtype="f4")
-        bases = ready(store, TOPK, value)
-        pushed = Pushed(workers, SIZE, 0.05)
+        bases = ready(store, spec, value)
+        pushed = Pushed(workers, bases)
         out = np.zeros(SIZE, "f4")
         for turn in range(6):
             grads = grads_of(workers, turn)
@@ -132,10 +139,64 @@ def test_few_bytes_come() -> None:
     on_cluster(work)
 
 
-def test_values_from_elsewhere_come_whole(tmp_path: Path) -> None:
+BYTES = [("f16", 2.0), ("bf16", 2.0), ("int8", 1 + 4 / 256), ("onebit", 1 / 8), ("2bit", 1 / 4),
+         ("1bit", 1 / 8)]
+
+
+@pytest.mark.parametrize(("type", "each"), BYTES, ids=str)
+def test_a_change_takes_the_bytes_of_its_codec(type: str, each: float) -> None:
+    def work(store: KVStore) -> None:
+        size = 1_000_000
+        store.init("w", np.zeros(size, "f4"))
+        store.set_gradient_compression({"type": type, "pull": True})
+        store.set_optimizer("test")
+        out = store.pull("w")
+        before = store.statistics()["received_bytes"]
+        store.pushpull("w", grads_of(2, 0, size)[store.rank], out=out)
+        assert 0 < store.statistics()["received_bytes"] - before - each * size < 3000
+
+    on_cluster(work)
+
+
+@pytest.mark.parametrize("type", ["f16", "int8", "onebit"])
+def test_what_a_codec_of_all_values_leaves_out_comes_with_later_rounds(type: str) -> None:
+    def work(store: KVStore) -> None:
+        first, zero = np.zeros(SIZE, "f4"), np.zeros(SIZE, "f4")
+        ready(store, {"type": type, "error_feedback": False, "pull": True}, first)
+        store.set_optimizer("test", rescale_grad=1 / 3)
+        out = store.pull("w")
+        store.push("w", grads_of(1, 0)[0])
+        store.pushpull("w", grads_of(1, 1)[0], out=out)
+        value, lacking = held(store), []
+        for _ in range(6):
+            lacking.append(float(np.linalg.norm(value - out)))
+            store.pushpull("w", zero, out=out)  # another round, in which nothing is pushed
+        assert np.linalg.norm(value) > lacking[0] > 2 * lacking[-1]
+
+    on_cluster(work, workers=1, settings=CHUNKS)
+
+
+@coded
+def test_infinity_and_nan_arrive_as_such(spec: dict[str, Any]) -> None:
+    def work(store: KVStore) -> None:
+        value = np.linspace(-3, 3, SIZE, dtype="f4")
+        ready(store, spec, value)
+        out = store.pull("w")
+        value[[5, 300]] = np.inf, np.nan
+        store.assign("w", value)
+        for turn in range(3):
+            store.pushpull("w", grads_of(1, turn)[0], out=out)
+            assert np.array_equal(np.isposinf(out), np.isposinf(value))
+            assert np.array_equal(np.isnan(out), np.isnan(value))
+
+    on_cluster(work, workers=1, settings=CHUNKS)
+
+
+@coded
+def test_values_from_elsewhere_come_whole(tmp_path: Path, spec: dict[str, Any]) -> None:
     def work(store: KVStore) -> None:
         first = np.zeros(SIZE, "f4")
-        ready(store, TOPK, first)
+        ready(store, spec, first)
         out = store.pull("w")
         store.pushpull("w", grads_of(2, 0)[store.rank], out=out)
         store.save(tmp_path / "saved")
@@ -148,7 +209,7 @@ def test_values_from_elsewhere_come_whole(tmp_path: Path) -> None:
         store.pushpull("w", grads_of(2, 1)[store.rank], out=out)
         store.load(tmp_path / "saved")
         assert np.array_equal(store.pull("w"), saved)
-        model = Bases(store, "w", TOPK)
+        model = Bases(store, "w", spec)
         model.pull(saved)
         store.pushpull("w", grads_of(2, 2)[store.rank], out=out)
         store.barrier()
@@ -157,9 +218,10 @@ def test_values_from_elsewhere_come_whole(tmp_path: Path) -> None:
     on_cluster(work, order="rank", settings=CHUNKS)
 
 
-def test_who_has_been_away_is_sent_the_whole() -> None:
+@coded
+def test_who_has_been_away_is_sent_the_whole(spec: dict[str, Any]) -> None:
     def work(store: KVStore) -> None:
-        ready(store, TOPK, np.zeros(SIZE, "f4"))
+        ready(store, spec, np.zeros(SIZE, "f4"))
         out = store.pull("w")
         if store.rank == 1:
             store.join()
@@ -183,11 +245,12 @@ def same_at_both(store: KVStore, results: dict[int, Any], out: Any) -> None:
     store.barrier()
 
 
-def test_calls_that_do_not_wait_for_each_other() -> None:
+@coded
+def test_calls_that_do_not_wait_for_each_other(spec: dict[str, Any]) -> None:
     def work(store: KVStore) -> None:
         value = np.zeros(SIZE, "f4")
-        bases = ready(store, TOPK, value)
-        pushed = Pushed(2, SIZE, 0.05)
+        bases = ready(store, spec, value)
+        pushed = Pushed(2, bases)
         outs = [np.zeros(SIZE, "f4") for _ in range(10)]
         handles, expected = [], []
         for turn, out in enumerate(outs):
@@ -204,11 +267,12 @@ def test_calls_that_do_not_wait_for_each_other() -> None:
     on_cluster(work, order="rank", settings=CHUNKS, transport="tcp")
 
 
-def test_other_keys_come_as_they_are() -> None:
+@coded
+def test_other_keys_come_as_they_are(spec: dict[str, Any]) -> None:
     def work(store: KVStore) -> None:
         keys = {"slab": np.full(300, 0.1, "f4"), "half": np.full(30_000, 0.1, "f2")}
         store.init(list(keys), list(keys.values()))
-        store.set_gradient_compression({**TOPK, "small_bytes": 0})
+        store.set_gradient_compression({**spec, "small_bytes": 0})
         store.set_optimizer("test")
         for key, value in keys.items():
             store.pushpull(key, np.ones_like(value), out=np.zeros_like(value))
@@ -227,7 +291,8 @@ def test_a_rule_that_changes_begins_anew_or_goes_on() -> None:
         ready(store, TOPK, np.zeros(SIZE, "f4"))
         out = store.pull("w")
         for turn, spec in enumerate([TOPK, {**TOPK, "ratio": 0.1}, {"type": "2bit"}, TOPK,
-                                     {"type": "threshold", "threshold": 1, "pull": True}]):
+                                     {"type": "threshold", "threshold": 1, "pull": True},
+                                     *CODED]):
             store.set_gradient_compression(spec, keys="w")
             for _ in range(2):
                 store.pushpull("w", grads_of(2, turn)[store.rank], out=out)
@@ -237,15 +302,18 @@ def test_a_rule_that_changes_begins_anew_or_goes_on() -> None:
     on_cluster(work, settings=CHUNKS)
 
 
-def test_where_it_is_not_there_yet_it_says_so() -> None:
+@pytest.mark.parametrize("words", [{"type": "dist_async"}, {"type": "dist_ssp", "staleness": 2}],
+                         ids=lambda words: words["type"])
+def test_where_it_is_not_there_yet_it_says_so(words: dict[str, Any]) -> None:
     def work(store: KVStore) -> None:
         store.init("w", np.zeros(SIZE, "f4"))
-        with pytest.raises(NotYetError, match="pull=True in a store of type dist_async"):
-            store.set_gradient_compression(TOPK)
-        with pytest.raises(NotYetError, match="pull=True of compression 2bit is not there yet"):
-            store.set_gradient_compression({"type": "2bit", "pull": True})
+        for spec in CODED:
+            with pytest.raises(NotYetError, match=f"pull=True in a store of type {words['type']}"):
+                store.set_gradient_compression(spec)
+        with pytest.raises(NotYetError, match="pull=True of compression powersgd is not there"):
+            store.set_gradient_compression({"type": "powersgd", "pull": True})
 
-    on_cluster(work, type="dist_async")
+    on_cluster(work, **words)
 
 
 def test_workers_must_agree() -> None:
@@ -256,12 +324,13 @@ def test_workers_must_agree() -> None:
     on_cluster(work)
 
 
-def test_a_caller_that_gives_up_loses_nothing() -> None:
+@coded
+def test_a_caller_that_gives_up_loses_nothing(spec: dict[str, Any]) -> None:
     """Its answer finds nobody; the next one brings what it would have brought."""
     def work(store: KVStore) -> None:
         value = np.zeros(SIZE, "f4")
-        bases = ready(store, {**TOPK, "ratio": 0.1}, value, keys="w")
-        pushed = Pushed(2, SIZE, 0.1)
+        bases = ready(store, spec, value, keys="w")
+        pushed = Pushed(2, bases)
         out = store.pull("w")
         bases.pull(value)
         for turn in range(4):

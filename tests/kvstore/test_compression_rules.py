@@ -135,7 +135,7 @@ def test_local_stores_refuse_it(type: str) -> None:
 
 @pytest.mark.parametrize(("spec", "kind"), [
     ({"type": "3bit"}, ConfigError), ({"type": "dgc", "momentum": 1}, ConfigError),
-    ({"type": "2bit", "pull": True}, NotYetError),
+    ({"type": "powersgd", "pull": True}, NotYetError),
 ])  # fmt: skip
 def test_wrong_words_raise_before_anybody_is_asked(spec: Any, kind: type[AsyncPSError]) -> None:
     def work(store: KVStore) -> None:

@@ -20,11 +20,10 @@ from asyncps.roles.changes import DeltaLanding, DeltaPlace
 from asyncps.state.requests import UnitTrack
 from asyncps.tensor import codecs
 from asyncps_ext import wire
-from tests.kvstore.changes import chosen
+from tests.kvstore.changes import sent
 from tests.support.ports import STORE, FakeServer, Frame, read_answer
 
 N = 12
-SPEC = {"type": "topk", "ratio": 0.25}
 ranks = st.integers(0, 2)
 
 
@@ -61,11 +60,18 @@ class Peer:
 
 
 class BaseMachine(RuleBasedStateMachine):
-    """Needs a running loop under it."""
+    """Needs a running loop under it.
 
-    def __init__(self) -> None:
+    Args:
+        spec: By which codec changes are pulled; none that draws.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
         super().__init__()
-        self.codec = codecs.made(codecs.checked(SPEC))
+        self.spec = codecs.checked({**spec, "pull": True})
+        changes = codecs.made_for_changes(self.spec)
+        assert changes is not None
+        self.codec, self.amount = changes
         self.pulled: set[int] = set()
         self.sums = [np.zeros(N, "f4")]
         self.pushed: list[list[Any]] = []
@@ -97,7 +103,7 @@ class BaseMachine(RuleBasedStateMachine):
         flags, acked = 0, peer.track.floor(step)
         if kind != Kind.PUSH:
             self.pulled.add(step.clock)
-            place = DeltaPlace(self.codec, 0.25, memoryview(out.view("u1")))
+            place = DeltaPlace(self.codec, self.amount, memoryview(out.view("u1")))
             words, _ = place.ask(peer.unit, 0)
             landing, flags = place.landing(peer.unit), Flag.DELTA
             peer.track.asked(peer.number, step.clock, None)
@@ -173,7 +179,5 @@ class BaseMachine(RuleBasedStateMachine):
             if held is None:
                 held = self.sums[at].copy()
                 continue
-            lacks = self.sums[at] - held
-            places = chosen(SPEC, lacks, 0)
-            held[places] += lacks[places]
+            held += sent(self.spec, self.sums[at] - held, 0)
         return held

@@ -24,6 +24,10 @@ from tests.support.ports import STORE, FakeServer, Frame, make_frame, read_answe
 
 CODEC = codecs.made(codecs.checked({"type": "topk", "ratio": 0.25}))
 FIRST = np.arange(N, dtype="f4")
+WORDS: list[dict[str, Any]] = [
+    {"type": "topk", "ratio": 0.25}, {"type": "f16"}, {"type": "int8"}, {"type": "onebit"},
+    {"type": "2bit", "threshold": 0.5},
+]
 
 
 def words(number: int = 0, codec: Any = CODEC, amount: float = 0.25, elements: int = N) -> bytes:
@@ -127,6 +131,57 @@ async def test_several_links_bring_on_who_was_behind_and_too_many_are_the_whole(
         assert (whole, len(sizes)) == ((0, behind) if behind <= 2 else (1, 0))
 
 
+async def test_links_of_a_codec_of_all_values_are_the_difference_encoded() -> None:
+    server, int8 = served(), codecs.made(codecs.checked({"type": "int8"}))
+    server.deliver(0, asking(Kind.PULL, 2, 0, words(codec=int8, amount=0.0)))
+    assert said(server) == (1, 1, [], FIRST.tobytes())
+    grad = np.zeros(N, "f4")
+    grad[:4] = 127, -3, 2.25, 0.5
+    ask = words(1, codec=int8, amount=0.0)
+    server.deliver(0, asking(Kind.PUSHPULL, 3, 1, ask, grad.tobytes(), 1))
+    link = np.float32(1).tobytes() + np.array([127, -3, 2, 0], "i1").tobytes() + bytes(N - 4)
+    assert said(server) == (2, 0, [4 + N], link)
+    # What was rounded off is the next difference.
+    ask = words(2, codec=int8, amount=0.0)
+    server.deliver(0, asking(Kind.PUSHPULL, 4, 2, ask, bytes(4 * N), 2))
+    number, whole, sizes, link = said(server)
+    assert (number, whole, sizes) == (3, 0, [4 + N])
+    assert link[:4] == (np.float32(0.5) / np.float32(127)).tobytes()
+    assert list(link[4:8]) == [0, 0, 64, 127]
+
+
+@pytest.mark.parametrize("spec", WORDS, ids=str)
+async def test_what_is_not_finite_is_sent_whole(spec: dict[str, Any]) -> None:
+    codec = codecs.made(codecs.checked(spec))
+    amount = float(spec.get("ratio", spec.get("threshold", 0)))
+    server = served()
+    server.deliver(0, asking(Kind.PULL, 2, 0, words(codec=codec, amount=amount)))
+    said(server)
+    grad = np.ones(N, "f4")
+    value = FIRST.copy()
+    for clock, bad in enumerate([np.inf, 1, np.nan, 1], 1):
+        grad[3] = bad
+        value += grad
+        tail = words(clock, codec=codec, amount=amount)
+        server.deliver(0, asking(Kind.PUSHPULL, 2 + clock, clock, tail, grad.tobytes(), clock))
+        number, whole, _, body = said(server)
+        assert (number, whole) == (clock + 1, 1)
+        assert np.array_equal(np.frombuffer(body, "f4"), value, equal_nan=True)
+
+
+async def test_links_that_take_more_than_the_whole_are_not_kept() -> None:
+    """Nobody is sent them."""
+    server = served()
+    server.deliver(0, asking(Kind.PULL, 1, 0, words(codec=F16, amount=0.0)))
+    for clock in range(1, MAX_LINKS):
+        value, ask = np.full(N, 0.1, "f4"), words(clock, codec=F16, amount=0.0)
+        server.deliver(0, asking(Kind.PUSHPULL, 1 + clock, clock, ask, value.tobytes(), clock))
+    assert [said(server)[2] for _ in range(MAX_LINKS)] == [[]] + [[2 * N]] * (MAX_LINKS - 1)
+    base = server.keeper.units[0].base  # type: ignore[union-attr]
+    assert base is not None
+    assert [link.payload.nbytes for link in base._links] == [2 * N, 2 * N]
+
+
 @pytest.mark.parametrize("how", ["assign", "restore"])
 async def test_value_from_elsewhere_is_sent_whole(how: str) -> None:
     server = served()
@@ -155,7 +210,8 @@ async def test_another_codec_than_that_of_the_links_is_sent_the_whole() -> None:
     assert said(server)[:3] == (2, 0, [])
 
 
-F16 = codecs.made(codecs.checked({"type": "f16"}))
+F16, ONE, TWO, RANKED = (codecs.made(codecs.checked({"type": type}))
+                         for type in ("f16", "1bit", "2bit", "powersgd"))
 PUSHED = bytes(4 * N)
 
 
@@ -170,7 +226,11 @@ PUSHED = bytes(4 * N)
     ("dist_sync", asking(Kind.PULL, 2, 0, words(), flags=Flag.DELTA | Flag.F16)),
     ("dist_sync", asking(Kind.PULL, 2, 0, words()[:-1])),
     ("dist_sync", asking(Kind.PULL, 2, 0, words(elements=N - 1))),
-    ("dist_sync", asking(Kind.PUSHPULL, 2, 1, words(codec=F16), PUSHED)),
+    ("dist_sync", asking(Kind.PUSHPULL, 2, 1, words(codec=F16), PUSHED)),  # it has no amount
+    ("dist_sync", asking(Kind.PULL, 2, 0, words(codec=ONE, amount=0.0))),
+    ("dist_sync", asking(Kind.PULL, 2, 0, words(codec=RANKED, amount=0.0))),
+    ("dist_sync", asking(Kind.PULL, 2, 0, words(codec=TWO, amount=0.0))),
+    ("dist_sync", asking(Kind.PULL, 2, 0, words(codec=TWO, amount=0.25))),  # its head says 0.5
     ("dist_sync", asking(Kind.PUSHPULL, 2, 1, words(amount=0.0), PUSHED)),
     ("dist_sync", asking(Kind.PULL, 2, 0, words(amount=float("nan")))),
     ("dist_sync", asking(Kind.PULL, 2, 0, b"\2" + words()[1:])),
@@ -252,15 +312,18 @@ def test_a_request_of_higher_priority_does_not_overtake() -> None:
     assert place.ask(unit, 7)[1] == 7
 
 
-async def test_hypothesis_finds_no_answer_that_is_wrong() -> None:
+@pytest.mark.parametrize("spec", WORDS, ids=str)
+async def test_hypothesis_finds_no_answer_that_is_wrong(spec: dict[str, Any]) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        BaseMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+        lambda: BaseMachine(spec),
+        settings=settings(max_examples=60 if spec is WORDS[0] else 15, stateful_step_count=40,
+                          deadline=None))
 
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_random_walk(seed: int) -> None:
     rng = random.Random(seed)
-    machine = BaseMachine()
+    machine = BaseMachine(WORDS[seed % len(WORDS)] if seed % 2 else WORDS[0])
     machine.start(rng.randint(1, 3))
     for _ in range(rng.randint(50, 300)):
         rank, what = rng.randrange(3), rng.random()

@@ -14,6 +14,8 @@ from asyncps.errors import ConfigError, NotYetError, RemoteProtocolError
 from asyncps.tensor import codecs
 from asyncps.tensor.codecs import Codec
 from asyncps.tensor.feedback import KeyCoder
+from asyncps.tensor.pool import Pool
+from asyncps_ext import quantize, reduce, select
 
 SPECS: list[dict[str, Any]] = [
     {"type": "f16"}, {"type": "bf16"}, {"type": "int8"}, {"type": "1bit"}, {"type": "2bit"},
@@ -329,12 +331,91 @@ def test_wrong_words_are_refused_and_the_known_ones_listed(spec: Any, words: str
     assert isinstance(found.value, ValueError)
 
 
-@pytest.mark.parametrize("spec", [
-    {"type": "2bit", "pull": True}, {"type": "powersgd", "pull": True},
-])  # fmt: skip
-def test_what_is_not_there_yet_says_so(spec: dict[str, Any]) -> None:
-    with pytest.raises(NotYetError, match="is not there yet"):
-        codecs.checked(spec)
+def test_what_is_not_there_yet_says_so() -> None:
+    with pytest.raises(NotYetError, match="powersgd is not there yet: it is of topk, threshold, "
+                                          "randomk, f16, bf16, int8, 2bit, onebit, dgc, 1bit"):
+        codecs.checked({"type": "powersgd", "pull": True})
+
+
+@pytest.mark.parametrize(("spec", "type", "amount"), [
+    ({"type": "f16"}, "f16", 0.0), ({"type": "bf16"}, "bf16", 0.0), ({"type": "int8"}, "int8", 0.0),
+    ({"type": "onebit"}, "onebit", 0.0), ({"type": "2bit", "threshold": 0.25}, "2bit", 0.25),
+    # Steps of one are for gradients, which a learning rate makes small.
+    ({"type": "1bit", "threshold": 0.25}, "onebit", 0.0), ({"type": "topk"}, "topk", 0.01),
+    ({"type": "threshold", "threshold": 2}, "threshold", 2.0),
+], ids=str)  # fmt: skip
+def test_changes_are_brought_by(spec: dict[str, Any], type: str, amount: float) -> None:
+    assert codecs.made_for_changes(codecs.checked(spec)) is None
+    found = codecs.made_for_changes(codecs.checked({**spec, "pull": True}))
+    assert found is not None
+    assert (found[0].name, found[1]) == (type, amount)
+
+
+# ----------------------------------------------------------------------------------- differences
+
+
+of_changes = pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if spec["type"] in codecs.DELTAS], ids=str)
+
+
+@of_changes
+@pytest.mark.parametrize("n", SIZES)
+def test_difference_is_what_would_be_sent_of_it(spec: dict[str, Any], n: int) -> None:
+    codec, pool = made(spec), Pool(1 << 20)
+    chance = np.random.default_rng(n)
+    value, base = (chance.normal(size=n).astype("f4") for _ in range(2))
+    before = value.copy(), base.copy()
+    (expected,) = codec.encode(value - base, None, [(0, n)], take, [5])
+    payload = codec.encode_difference(value, base, pool, 5)
+    assert payload is not None
+    assert payload.tobytes() == expected.tobytes()
+    assert np.array_equal(value, before[0])
+    assert np.array_equal(base, before[1])
+    kept = pool.free_bytes
+    assert codec.encode_difference(value, base, pool, 5) is not None
+    assert pool.free_bytes == kept  # what was borrowed is back
+
+
+@of_changes
+def test_changes_lead_to_the_same_base_on_every_variant(spec: dict[str, Any]) -> None:
+    """Server and worker may be of different machines."""
+    seen = {}
+    before = [(kernels, kernels._set_variant(kernels._variants()[0]))
+              for kernels in (quantize, reduce, select)]
+    try:
+        for variant in quantize._variants():
+            for kernels, _ in before:
+                kernels._set_variant(variant)
+            seen[variant] = changed(made(spec))
+    finally:
+        for kernels, one in before:
+            kernels._set_variant(one)
+    assert len(set(seen.values())) == 1, list(seen)
+
+
+def changed(codec: Codec) -> bytes:
+    """Bring a base on thrice; return what was sent, and the base."""
+    chance, pool, sent = np.random.default_rng(3), Pool(1 << 20), b""
+    base = chance.normal(size=5001).astype("f4")
+    value = base.copy()
+    for turn in range(3):
+        value += (chance.normal(size=5001) * 10.0 ** -chance.integers(0, 9, 5001)).astype("f4")
+        payload = codec.encode_difference(value, base, pool, turn)
+        assert payload is not None
+        codec.add(base, payload, turn)
+        sent += payload.tobytes()
+    return sent + base.tobytes()
+
+
+@of_changes
+@pytest.mark.parametrize(("value", "base"), [
+    (np.inf, 0), (-np.inf, 0), (np.nan, 0), (np.inf, np.inf), (0, np.nan), (3e38, -3e38)])
+def test_difference_that_is_not_finite_is_not_sent(
+    spec: dict[str, Any], value: float, base: float
+) -> None:
+    values, bases = np.ones(300, "f4"), np.zeros(300, "f4")
+    values[270], bases[270] = value, base
+    assert made(spec).encode_difference(values, bases, Pool(1 << 20), 5) is None
 
 
 def test_words_are_complete() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncps.errors import ConfigError, NotYetError
+from asyncps.errors import ConfigError
 from asyncps.tensor import codecs
 from asyncps.tensor.codecs import Codec
 from asyncps.tensor.codecs.dgc import DGC, _squares
@@ -340,8 +340,6 @@ def test_changes_are_brought_by_topk() -> None:
     found = codecs.made_for_changes(codecs.checked({"type": "dgc", "pull": True, "ratio": 0.2}))
     assert found is not None
     assert (found[0].name, found[1]) == ("topk", 0.2)
-    with pytest.raises(NotYetError, match="it is of topk, threshold, randomk, dgc"):
-        codecs.checked({"type": "2bit", "pull": True})
 
 
 def test_golden_head() -> None:

@@ -50,7 +50,7 @@ def test_trainer_without_a_cluster_refuses_it() -> None:
 def test_wrong_words_are_refused() -> None:
     def train(store: KVStore) -> None:
         for words, kind in (({"type": "3bit"}, ConfigError),
-                            ({"type": "2bit", "pull": True}, NotYetError)):
+                            ({"type": "powersgd", "pull": True}, NotYetError)):
             with pytest.raises(kind):
                 asyncps.Trainer([Param(np.ones(3, "f4"))], "sgd", kvstore=store,
                                 compression_params=words)

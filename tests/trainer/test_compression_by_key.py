@@ -93,9 +93,10 @@ def test_changes_of_sums_are_refused_at_the_first_step() -> None:
     on_cluster(train, workers=1)
 
 
-def test_changes_of_weights_are_taken() -> None:
+@pytest.mark.parametrize("type", ["topk", "f16", "int8", "onebit", "2bit", "1bit"])
+def test_changes_of_weights_are_taken(type: str) -> None:
     def train(store: KVStore) -> None:
-        trainer = trainer_of(store, ["w"], True, compression_params={"type": "topk", "pull": True})
+        trainer = trainer_of(store, ["w"], True, compression_params={"type": type, "pull": True})
         trainer.step(1)
 
     on_cluster(train)

@@ -18,6 +18,7 @@ from asyncps.tensor.codecs.options import (
     checked,
     made,
     made_for_changes,
+    made_of_change,
 )
 from asyncps.tensor.codecs.skip import Skip
 from asyncps.tensor.codecs.sparse import Sparse
@@ -41,5 +42,6 @@ __all__ = [
     "cut_room",
     "made",
     "made_for_changes",
+    "made_of_change",
     "parse_head",
 ]

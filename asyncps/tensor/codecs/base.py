@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncps.errors import RemoteProtocolError
-from asyncps.tensor.pool import Bytes
+from asyncps.tensor.pool import Bytes, Pool
 from asyncps.tensor.threads import spread, threads_for
+from asyncps_ext import quantize
 
 Floats = npt.NDArray[np.float32]
 Take = Callable[[int], Bytes]  # memory of so many bytes
@@ -97,6 +98,31 @@ class Codec:
         """
         raise NotImplementedError
 
+    def encode_difference(
+        self, value: Floats, base: Floats, pool: Pool, seed: int
+    ) -> Bytes | None:
+        """Return what is sent of value - base, of one piece; what is not is kept nowhere.
+
+        Args:
+            value, base: float32[n], only read.
+            pool: Lends memory meanwhile.
+            seed: As `encode` has it.
+
+        Returns:
+            None: it is not finite. What were sent would not lead to the value, nor would later
+            differences, since infinity - infinity is none.
+        """
+        room = pool.take(value.nbytes)
+        try:
+            with np.errstate(all="ignore"):
+                x = np.subtract(value, base, out=room.view(np.float32))
+            if quantize.count_nonfinite(x):
+                return None
+            (payload,) = self.encode(x, None, [(0, x.size)], new_bytes, [seed])
+        finally:
+            pool.give(room)
+        return payload
+
     def check(self, n: int, payload: Bytes, seed: int) -> None:
         """Refuse a payload that cannot be that of n values.
 
@@ -174,6 +200,11 @@ def cut_room(take: Take, sizes: Sequence[int]) -> list[Bytes]:
         found.append(room[begin : begin + size])
         begin += size
     return found
+
+
+def new_bytes(size: int) -> Bytes:
+    """Return memory that nobody lends."""
+    return np.empty(size, np.uint8)
 
 
 def viewed(payload: Bytes, dtype: Any) -> npt.NDArray[Any]:

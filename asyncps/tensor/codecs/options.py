@@ -24,10 +24,14 @@ BY_NUMBER: dict[int, type[Codec]] = {
     **{kind.number: kind for kind in KINDS.values()}, Skip.number: Skip,
 }
 
-# Types that pull=True has too, and the option that says how much is sent.
-DELTAS = {"topk": "ratio", "threshold": "threshold", "randomk": "ratio"}
-# Types whose changes are brought by another's codec: a change has no momentum.
-_BROUGHT_BY = {"dgc": "topk"}
+# Types that pull=True has too, and the option that says how much is sent; None: there is none.
+DELTAS: dict[str, str | None] = {
+    "topk": "ratio", "threshold": "threshold", "randomk": "ratio", "f16": None, "bf16": None,
+    "int8": None, "2bit": "threshold", "onebit": None,
+}
+# Types whose changes are brought by another's codec: a change has no momentum; and a step of one,
+# up or down at each pull, is for a gradient, which a learning rate makes small.
+_BROUGHT_BY = {"dgc": "topk", "1bit": "onebit"}
 
 # Options that every type takes.
 _COMMON = ("type", "error_feedback", "lr_scaled", "nonfinite", "small_bytes", "pull")
@@ -95,7 +99,31 @@ def made_for_changes(words: Mapping[str, Any]) -> tuple[Codec, float] | None:
     if words["pull"] is not True:
         return None
     name = _BROUGHT_BY.get(words["type"], words["type"])
-    return KINDS[name].made(dict(words)), float(words[DELTAS[name]])
+    option = DELTAS[name]
+    return KINDS[name].made(dict(words)), 0.0 if option is None else float(words[option])
+
+
+def made_of_change(told: Codec, amount: float) -> Codec:
+    """Return the codec that changes are encoded by, of what a worker says of it.
+
+    Args:
+        told: As the head that it sends has it.
+        amount: How much is sent; 0 of a type without such an option.
+
+    Raises:
+        ConfigError: There is no such codec.
+    """
+    if told.name not in DELTAS:
+        raise ConfigError("changes of another codec", expected=", ".join(DELTAS), got=told.name)
+    option, words = DELTAS[told.name], {"type": told.name}
+    more: dict[str, Any] = {} if option is None else {option: amount}
+    if told.has_half:
+        more["values"] = "f16" if told.half else "f32"
+    codec = made(checked({**words, **more}))
+    if (option is None and amount != 0) or codec.parameter != told.parameter:
+        raise ConfigError(f"how much codec {told.name} sends", got=(amount, told.parameter),
+                          expected="0" if option is None else f"its {option}, in its head too")
+    return codec
 
 
 def _truth(option: str, value: object) -> bool:

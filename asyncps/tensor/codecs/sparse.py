@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asyncps.tensor.codecs.base import Codec, Floats, Pieces, Take, cut_room, viewed
+from asyncps.tensor.codecs.base import (
+    Codec,
+    Floats,
+    Pieces,
+    Take,
+    cut_room,
+    new_bytes,
+    viewed,
+)
 from asyncps.tensor.pool import Bytes, Pool
 from asyncps_ext import quantize, reduce, select, sparse
 
@@ -54,23 +62,6 @@ class Sparse(Codec):
         except BaseException:
             residual -= g
             raise
-
-    def encode_difference(self, value: Floats, base: Floats, pool: Pool, seed: int) -> Bytes:
-        """Return what is sent of value - base, of one piece; what is not is kept nowhere.
-
-        Args:
-            value, base: float32[n], only read.
-            pool: Lends memory meanwhile.
-            seed: As `encode` has it.
-        """
-        room = pool.take(value.nbytes)
-        try:
-            with np.errstate(all="ignore"):  # of infinities; they travel
-                x = np.subtract(value, base, out=room.view(np.float32))
-            (payload,) = self.encode(x, None, [(0, x.size)], _new, [seed])
-        finally:
-            pool.give(room)
-        return payload
 
     @property
     def _value_bytes(self) -> int:
@@ -202,11 +193,15 @@ class TopK(Sparse):
         select.topk_sum(residual, g, values.size, indices, values)
         return indices, values
 
-    def encode_difference(self, value: Floats, base: Floats, pool: Pool, seed: int) -> Bytes:
-        """As `Sparse.encode_difference`, without the difference in memory."""
+    def encode_difference(
+        self, value: Floats, base: Floats, pool: Pool, seed: int
+    ) -> Bytes | None:
+        """As `Codec.encode_difference`, without the difference in memory."""
         indices, values = self._room(value.size)
         select.topk_difference(value, base, values.size, indices, values)
-        (payload,) = self._cut(indices, self._as_sent(values), [(0, value.size)], _new)
+        if quantize.count_nonfinite(values):  # they are above all others: one would be among these
+            return None
+        (payload,) = self._cut(indices, self._as_sent(values), [(0, value.size)], new_bytes)
         return payload
 
     def _room(self, n: int) -> tuple[Indices, Floats]:
@@ -282,7 +277,3 @@ class RandomK(Sparse):
         indices = np.empty(values.size, np.uint32)
         select.random_indices(seed, n, values.size, indices)
         return indices, values
-
-
-def _new(size: int) -> Bytes:
-    return np.empty(size, np.uint8)

@@ -19,6 +19,7 @@ SLOW_TIMEOUT_S = 300  # the cap of tests marked slow; the others' is in pyprojec
 
 # What the environment may choose for a test run; any other ASYNCPS_ or DMLC_ name is a cluster's.
 RUN_CHOICES = ("ASYNCPS_LOOP", "ASYNCPS_PURE")
+CLUSTERS = ("ASYNCPS_", "DMLC_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_")
 
 hypothesis.settings.register_profile(
     "asyncps",
@@ -37,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Takes a cluster that surrounds the test run out of the environment; adopts orphans."""
     for name in list(os.environ):
-        if name.startswith(("ASYNCPS_", "DMLC_")) and name not in RUN_CHOICES:
+        if name.startswith(CLUSTERS) and name not in RUN_CHOICES:
             del os.environ[name]
     # A shell lets its background jobs ignore SIGINT, and whoever they start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
 
 import hypothesis
 import pytest
@@ -54,9 +55,17 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"asyncps: loop {_chosen_loop()}, kernels {kernels}"
 
 
+@pytest.fixture
+def torch() -> Any:
+    """The module; who asks for it has the marker `torch`."""
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Gives slow tests their own cap, and skips GPU tests where there is no device."""
     for item in items:
+        if "torch" in getattr(item, "fixturenames", ()):
+            item.add_marker("torch")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]

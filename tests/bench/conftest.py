@@ -14,6 +14,7 @@ before = list(sys.path)
 sys.path.insert(0, BENCH)
 import codectable  # noqa: E402, F401
 import collectives  # noqa: E402, F401
+import compression_worker  # noqa: E402, F401
 import links  # noqa: E402, F401
 import verdicts  # noqa: E402, F401
 

@@ -14,7 +14,7 @@ from asyncps import optim
 from asyncps.allreducecalls import Calling
 from asyncps.allreducestore import AllReduceStore
 from asyncps.communicator import Communicator
-from asyncps.config import Config, in_cluster, refuse_unknown
+from asyncps.config import Config, refuse_unknown
 from asyncps.core import Core
 from asyncps.embedded import Scope, embed_alone
 from asyncps.errors import ConfigError, Disagreement, NotYetError
@@ -24,6 +24,7 @@ from asyncps.roles.plan import StoreConfig, agreement
 from asyncps.roles.report import Ending, ending_of, ends_by_exception
 from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.worker import Worker
+from asyncps.starting import has_servers, settings_of_start
 from asyncps.state.openings import MAX_STALENESS, no_servers
 from asyncps.transport.network import Network, TcpNetwork
 from asyncps.values import check_name
@@ -41,6 +42,7 @@ _MEANS = {
 DIST_TYPES = tuple(_MEANS)
 ALLREDUCE_TYPES = ("allreduce", "horovod")  # without servers; both mean the first
 LATER_TYPES = ("p3",)
+_WORDS = ("order", "reduce", "staleness", "multi_precision")  # of a store; the rest is settings
 
 
 def create(
@@ -54,7 +56,8 @@ def create(
             is more than `staleness` clocks ahead of the slowest; 0 is dist_sync), with MXNet's
             spellings of them: a cluster, the one that the environment names, or without one an
             embedded scheduler and server in this process, so that the same script runs alone.
-            "allreduce" or "horovod": the workers sum among themselves, without servers.
+            "allreduce" or "horovod": the workers sum among themselves, without servers; they may
+            be the ranks of mpirun or srun.
         name: Stores of one name are one store for all workers.
         options: order="arrival" (add as contributions come) or "rank" (bit-identical from run to
             run), in dist_sync; reduce="sum" or "mean"; staleness=0, in dist_ssp;
@@ -65,6 +68,7 @@ def create(
         ConfigError: An unknown store type or option; the known ones are listed.
         NotYetError: A documented one that this version does not have.
         RendezvousTimeout: Not everybody came.
+        ClusterError: The ranks of MPI could not tell each other where they meet.
     """
     kind, store, settings = checked(type, name, options)
     if kind in LOCAL_TYPES:
@@ -72,8 +76,12 @@ def create(
     with _process_lock:
         home = _process[0] if _process else None
         if home is None or home.closed or home.forked:
-            home = _join(settings, in_cluster() or _names_cluster(options),
-                         meets=kind in ALLREDUCE_TYPES)
+            told = {word: value for word, value in options.items() if word not in _WORDS}
+            if kind in ALLREDUCE_TYPES:
+                joined, clustered = settings_of_start(**told)
+                home = _join(joined, clustered, settings, meets=True)
+            else:
+                home = _join(settings, has_servers(type, told), settings)
             _process[:] = [home]
         elif settings != home.settings:
             log.warning("this process has joined already: other settings of create are not used")
@@ -100,7 +108,7 @@ class connect:
             raise NotYetError("connect of an allreduce store is not there yet",
                               expected="asyncps.create, outside the event loop")
         self._name = name
-        self._clustered = in_cluster() or _names_cluster(options)
+        self._clustered = has_servers(type, options)
         self._scope = Scope()
         self._stack = contextlib.AsyncExitStack()
 
@@ -293,7 +301,7 @@ def checked(
     if multi_precision and kind in ALLREDUCE_TYPES:
         raise ConfigError(f"multi_precision of a {type} store: it keeps no weights", got=True,
                           expected="False")
-    refuse_unknown(options, ("order", "reduce", "staleness", "multi_precision"))
+    refuse_unknown(options, _WORDS)
     settings = base.replace(**options) if base else Config.from_env(**options)
     if settings.imports:
         optim.import_modules(settings.imports)
@@ -306,16 +314,12 @@ def checked(
     return kind, agreement(kind, order, reduce, staleness, multi_precision), settings
 
 
-def _names_cluster(options: dict[str, Any]) -> bool:
-    """Tell whether keyword arguments speak of a cluster, as `in_cluster` of the environment."""
-    return not {"scheduler", "role", "num_workers"}.isdisjoint(options)
-
-
 def _other_type(name: str, there: str, wanted: str) -> Disagreement:
     return Disagreement(f"store {name!r} was opened with another type", expected=there, got=wanted)
 
 
-def _join(settings: Config, clustered: bool, *, meets: bool = False) -> _Home:
+def _join(settings: Config, clustered: bool, asked: Config, *, meets: bool = False) -> _Home:
+    """Join by these settings, which were found for those that `create` was asked with."""
     runtime = Runtime(loop_factory(settings))
     scope = Scope(runtime.spawn)
 
@@ -331,7 +335,7 @@ def _join(settings: Config, clustered: bool, *, meets: bool = False) -> _Home:
 
     try:
         ending = ending_of(settings) if clustered else None
-        return _Home(runtime, scope, runtime.run(join), settings, ending)
+        return _Home(runtime, scope, runtime.run(join), asked, ending)
     except BaseException:
         runtime.run(scope.close)
         runtime.close()

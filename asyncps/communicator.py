@@ -23,7 +23,7 @@ from asyncps.roles.runtime import Runtime
 from asyncps.roles.worker import Worker
 from asyncps.sparseverbs import SparseVerbs
 from asyncps.tensor import dtypes
-from asyncps.tensor.arrays import from_host, library_of, to_host
+from asyncps.tensor.arrays import from_host, host_memory, is_repeated, library_of, to_host
 from asyncps.tensor.dtypes import Array
 
 _MOST_KINDS = 256
@@ -296,6 +296,11 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
             if written and not flags.writeable:
                 raise TensorError("the array is read-only", expected="one that can be written")
             return CollectiveHandle(self._fusing, "" if name is None else self._name(name), x, x)
+        if written and is_repeated(x):
+            raise TensorError("several elements in one place", got=type(x).__name__,
+                              expected="an array that is not expanded (a copy of it)")
+        if (own := None if isinstance(x, np.ndarray) else host_memory(x)) is not None:
+            return CollectiveHandle(self._fusing, self._name(name), own, x)
         host = np.asarray(_host(x))
         if written and not isinstance(x, np.ndarray) and library_of(x) is None:
             raise TensorError("nothing that can be written", expected="an array", got=type(x))

@@ -10,15 +10,13 @@ from functools import partial
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Self
 
-from asyncps.config import Config, environment, in_cluster
+from asyncps.config import Config, in_cluster
 from asyncps.embedded import Scope, embed, real_network
 from asyncps.roles.report import ending_of, ends_by_exception
 from asyncps.roles.runtime import Runtime, loop_factory
 from asyncps.roles.worker import Worker
+from asyncps.starting import names_cluster, settings_of_start
 from asyncps.ticket import JobTicket, settings_of
-
-# By which mpirun tells a process its rank. (Slurm's own are there in a batch script too.)
-_MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 class Forming:
@@ -49,7 +47,7 @@ class Forming:
             RendezvousTimeout: Not everybody came.
             ConfigError: A setting that cannot be.
         """
-        return cls._open(Config.from_env(**settings), in_cluster() or "scheduler" in settings)
+        return cls._open(Config.from_env(**settings), in_cluster() or names_cluster(settings))
 
     @classmethod
     def from_ticket(cls, ticket: JobTicket, rank: int, world_size: int, **settings: Any) -> Self:
@@ -88,8 +86,8 @@ class Forming:
 
     @classmethod
     def from_launch(cls, **settings: Any) -> Self:
-        """Join the group in which this process was started: a launcher's of ours, else mpirun's;
-        alone without one.
+        """Join the group in which this process was started: a launcher's of ours, else that of
+        mpirun or srun; alone without one.
 
         Args:
             settings: Of `asyncps.config.Config`, by name.
@@ -97,10 +95,7 @@ class Forming:
         Raises:
             As `from_env` and `from_mpi`.
         """
-        env = environment()
-        if not in_cluster(env) and any(env.get(name) for name in _MPI_RANKS):
-            return cls.from_mpi(**settings)
-        return cls.from_env(**settings)
+        return cls._open(*settings_of_start(**settings))
 
     @classmethod
     def _open(cls, settings: Config, clustered: bool = True) -> Self:

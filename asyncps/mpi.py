@@ -32,6 +32,8 @@ from asyncps.session import Meeting, Written, directory_of, wait_for
 log = logging.getLogger(__name__)
 
 _TEXT_BYTES = 2048  # of what is told by mpi4py: all ranks must know how many bytes come
+_ACROSS = ("mpi4py in every rank's Python; or a scheduler that runs (python -m asyncps scheduler) "
+           "and its ASYNCPS_SCHEDULER and ASYNCPS_TOKEN in every rank's environment")
 _LOST_S = 6.0  # survivors hear within that of a first rank that ends by an exception
 
 _lock = threading.Lock()
@@ -73,9 +75,7 @@ def settings_from_mpi(environ: Mapping[str, str] | None = None, **options: Any) 
         raise ConfigError(
             f"the {place.size} ranks of this job ({place.launcher}) are on several hosts, and have "
             "no way to find each other",
-            expected="mpi4py in every rank's Python; or a scheduler that runs (python -m asyncps "
-                     "scheduler) and its ASYNCPS_SCHEDULER and ASYNCPS_TOKEN in every rank's "
-                     "environment")
+            expected=_ACROSS)
     if meeting.size != place.size:
         raise ConfigError(f"rank 0 says that there are {meeting.size} ranks, and {place.launcher} "
                           f"says {place.size} to rank {place.rank}")
@@ -102,7 +102,10 @@ def _meet_by_file(place: Place, base: Config) -> Meeting:
         number = _groups[place.job] = _groups.get(place.job, 0) + 1
     name = f"group-{number}.json"
     if place.rank:
-        return wait_for(directory, name, base.rendezvous_s, f"rank 0 of {place.size}")
+        # Nobody has said whether rank 0 is on this host at all.
+        across = f"rank 0 on this host; or, if it is on another, {_ACROSS}"
+        ways = None if place.one_host else across
+        return wait_for(directory, name, base.rendezvous_s, f"rank 0 of {place.size}", ways)
     written: list[Written] = []
 
     def remove() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from asyncps.errors import ConfigError
 
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # and Slurm's, in a step
 _HYDRA = "hydra_pmi_proxy"  # one on each host, the parent of its ranks
 _DEEP = 16  # generations between a rank and its launcher that are looked at
 
@@ -44,6 +45,13 @@ class Place:
     one_host: bool | None
     job: str
     directory: str
+
+
+def is_rank(environ: Mapping[str, str]) -> bool:
+    """Tell whether an environment is that of a rank; a batch script of Slurm has none."""
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
+    by_slurm = bool(step and environ.get("SLURM_PROCID"))
+    return by_slurm or any(environ.get(name) for name in _RANKS)
 
 
 def place_in(environ: Mapping[str, str]) -> Place:

@@ -119,8 +119,17 @@ class Written:
                 os.close(fd)
 
 
-def wait_for(directory: Path, name: str, within_s: float, whom: str) -> Meeting:
+def wait_for(
+    directory: Path, name: str, within_s: float, whom: str, expected: str | None = None
+) -> Meeting:
     """Wait until somebody tells something, and return it.
+
+    Args:
+        directory: Of `directory_of`.
+        name: Of the file.
+        within_s: For how long, seconds.
+        whom: Who should tell, for the text of an error.
+        expected: What would have been right, if nobody does.
 
     Raises:
         RendezvousTimeout: Nobody did; the text says where it was looked for.
@@ -133,7 +142,8 @@ def wait_for(directory: Path, name: str, within_s: float, whom: str) -> Meeting:
             old = " (what lies there was left behind by a process that has ended)"
             raise RendezvousTimeout(
                 f"{whom} did not tell within {within_s:g} s where it listens, in "
-                f"{directory / name}" + (old if (directory / name).exists() else ""))
+                f"{directory / name}" + (old if (directory / name).exists() else ""),
+                expected=expected)
         time.sleep(min(pause_s, left_s))
         pause_s = min(pause_s * 1.5, _LOOK_MOST_S)
     return found

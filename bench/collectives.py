@@ -11,33 +11,23 @@ bandwidth: bytes * 2*(ranks - 1)/ranks / time, what each rank's link has to carr
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import statistics
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import harness
+import verdicts
 from compare import records
 
 sys.path.insert(0, str(harness.PEERS))
 import procs
 from run import machine_lock, mpirun
 
-GROUPS = ["4K", "64K", "1M", "many1000", "16M", "resnet18", "100M"]
 WORLDS = (2, 4)
 TIMEOUT_S = 600
 OURS = "asyncps"
-# (case, other system, its op, how many times as fast we must be)
-TARGETS = [
-    *((case, "gloo", "allreduce_async", 1.0)
-      for case in ("4K", "64K", "1M", "16M", "100M", "resnet18")),
-    ("many1000", "gloo", "allreduce_async", 100.0),
-    ("1M", "mpi-tcp", "iallreduce", 0.5), ("16M", "mpi-tcp", "iallreduce", 0.85),
-    ("100M", "mpi-tcp", "iallreduce", 0.85), ("many1000", "mpi-tcp", "iallreduce", 1.0),
-]  # fmt: skip
+SECONDS = 2.0  # what a scale of 1 stands for in bench/run.py
 
 
 def commands(system: str, world: int, case: str) -> tuple[list[str], dict[str, str]]:
@@ -78,71 +68,34 @@ def run(system: str, world: int, case: str, number: int, out: Path) -> bool:
 
 def table(out: Path) -> None:
     """Print medians over passes, ratios within passes, and what was to hold."""
-    found: dict[tuple[str, str, int, str], dict[int, float]] = defaultdict(dict)
-    sizes: dict[str, int] = {}
-    for rec in records(out):
-        if "op" in rec and rec.get("rank") == 0:
-            found[rec["system"], rec["op"], rec["workers"], rec["case"]][rec["pass"]] = (
-                rec["median_s"])
-            sizes[rec["case"]] = rec["bytes"]
-    print("\n| ranks | case | system | op | ms | bus GB/s | ours is times as fast |")
-    print("|---|---|---|---|---|---|---|")
-    for world in sorted({key[2] for key in found}):
-        for case in GROUPS:
-            for (system, op, ranks, name), times in sorted(found.items()):
-                if ranks != world or name != case:
-                    continue
-                median = statistics.median(times.values())
-                bus = sizes[case] * 2 * (world - 1) / world / median / 1e9
-                print(f"| {world} | {case} | {system} | {op} | {median * 1e3:.3f} | {bus:.2f} | "
-                      f"{shown(ratios(found, system, op, world, case))} |")
-    print("\n| ranks | case | ours against | target | measured | |\n|---|---|---|---|---|---|")
-    for world in sorted({key[2] for key in found}):
-        for case, system, op, target in TARGETS:
-            each = ratios(found, system, op, world, case)
-            if each:
-                holds = "holds" if statistics.median(each) >= target else "MISSED"
-                print(f"| {world} | {case} | {system} {op} | {target:g} | {shown(each)} | "
-                      f"{holds} |")
+    found = records(out)
+    head, rows = verdicts.collective_table(found)
+    print("\n" + verdicts.table(head, rows))
+    judged = verdicts.collective_rows(found)
+    if judged:
+        print(verdicts.table(verdicts.HEAD, judged))
 
 
-def ratios(
-    found: dict[tuple[str, str, int, str], dict[int, float]], system: str, op: str, world: int,
-    case: str,
-) -> list[float]:
-    """How many times as fast ours is, of each pass."""
-    ours_op = "allreduce_flat" if op.endswith("flat") else "allreduce_async"
-    ours = found.get((OURS, ours_op, world, case), {})
-    theirs = found.get((system, op, world, case), {})
-    return [theirs[number] / ours[number] for number in sorted(theirs.keys() & ours.keys())]
-
-
-def shown(each: list[float]) -> str:
-    """A median, with the least and the most of several passes."""
-    if not each:
-        return ""
-    text = f"{statistics.median(each):.2f}"
-    return text if len(each) == 1 else f"{text} ({min(each):.2f} to {max(each):.2f})"
-
-
-def main() -> int:
-    """Run all; 1 when a system failed."""
-    a = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(a: argparse.ArgumentParser) -> None:
+    """What this benchmark has beside the options of all."""
     a.add_argument("--passes", type=int, default=1)
     a.add_argument("--worlds", default=",".join(map(str, WORLDS)), help="numbers of ranks")
-    a.add_argument("--cases", default=",".join(GROUPS))
-    a.add_argument("--systems", default=f"{OURS},gloo,mpi-tcp", help="also mpi-shm")
-    a.add_argument("--out", type=Path, help="append JSON lines to this file")
-    a.add_argument("--smallest", action="store_true", help="values only, as short as can be")
-    told = a.parse_args()
+    a.add_argument("--cases", default=",".join(verdicts.CASES))
+    a.add_argument("--systems", default=f"{OURS},gloo,mpi-tcp,{verdicts.ORIENTATION}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run all; 1 when a system failed."""
+    told = harness.Bench("collectives", __doc__.splitlines()[0], argv, options).options
+    if told.seconds:
+        os.environ["PEERS_SCALE"] = str(told.seconds / SECONDS)
     if told.smallest:
         os.environ["PEERS_SCALE"] = "0.01"
         told.worlds, told.cases, told.systems = "2", "4K,many1000", OURS
-    out = told.out or harness.HERE / "out" / "collectives.jsonl"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = told.out.resolve() if told.out else harness.HERE / "out" / "collectives.jsonl"
     if told.out is None:
-        with contextlib.suppress(FileNotFoundError):
-            out.unlink()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.unlink(missing_ok=True)
     failed = 0
     systems = told.systems.split(",")
     for system in list(systems):

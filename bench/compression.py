@@ -90,7 +90,11 @@ def show(rec: dict[str, Any]) -> None:
     text = f"{where} median {rec['median_s'] * 1e3:8.2f} ms"
     if rec["link"] != "loopback":
         text += f"  sent {rec['sent_bytes']:8} B, received {rec['received_bytes']:8} B"
-    print(f"{text}  encoding {rec['encode_s'] * 1e3:6.2f} ms", flush=True)
+    text += f"  encoding {rec['encode_s'] * 1e3:6.2f} ms"
+    if rec["paid_keys"] is not None:
+        text += (f"  paid: {rec['paid_keys']} of {rec['encoded_keys']} keys at"
+                 f" {rec['link_bytes_s'] / 1e6:.1f} MB/s")
+    print(text, flush=True)
 
 
 def measure_link(bench: harness.Bench, name: str, codecs: list[str], number: int) -> None:

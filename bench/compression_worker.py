@@ -143,8 +143,22 @@ class Run:
             "rank": self.store.rank, "repeats": len(times), "median_s": float(np.median(times)),
             "min_s": times[0], "p99_s": times[int(0.99 * (len(times) - 1))],
             "encode_s": sum(told.get("encode_s", 0.0) for told in mine) / sum(self.counts),
-            "sent_bytes": sent, "received_bytes": received, "verified": True,
+            "sent_bytes": sent, "received_bytes": received, **paid(mine), "verified": True,
         }  # fmt: skip
+
+
+def paid(report: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a report says of the link's rate, and of how many of its encoded keys that they paid.
+
+    Both are None while the link has not been busy; the store says so too.
+    """
+    encoded = [told for told in report if told["codec"] != "dense"]
+    known = [told for told in encoded if told["paid"] is not None]
+    return {
+        "link_bytes_s": next((told["link_bytes_s"] for told in encoded), None),
+        "encoded_keys": len(encoded),
+        "paid_keys": sum(told["paid"] for told in known) if known else None,
+    }
 
 
 def gradients(rank: int, number: int, shapes: list[codectable.Shape]) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ from typing import Any
 import verdicts
 from compare import records
 from targets import ADAM_AT_MOST, IDLE_UNDER, RAW_OPS, TARGETS, Target
+from verdicts import table
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 CASES = ["4K", "64K", "1M", "16M", "100M", "resnet18", "many1000"]
@@ -85,12 +86,6 @@ def seconds(value: float | None) -> str:
     if value < 1e-3:
         return f"{value * 1e6:.0f} us"
     return f"{value * 1e3:.2f} ms" if value < 0.1 else f"{value * 1e3:.0f} ms"
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def spread(values: list[float]) -> str:
@@ -185,7 +180,9 @@ def own_rows(results: Results) -> list[list[str]]:
             what = ["memory, " + rec["measured_op"], "budget (tight)"]
             limit = f"{budget:.0f} ({rec['tight_MiB']:.0f}) MiB"
             rows.append([topology, rec["case"], *what, limit, f"{peak:.0f} MiB", "", good])
-    return rows + verdicts.kernel_rows(results.own) + verdicts.compression_rows(results.own)
+    first = [rec for found in results.records.values() for rec in found]  # of rank 0
+    return [*rows, *verdicts.kernel_rows(results.own), *verdicts.compression_rows(results.own),
+            *verdicts.collective_rows(first)]
 
 
 def use_table(results: Results) -> str:
@@ -246,7 +243,9 @@ def render(results: Results) -> str:
     parts = ["## What it ran on\n", facts_text(results)]
     if results.times:
         head = ["S x W", "case", "ours", "against", "target", "measured", "of raw", ""]
-        rows = [judge(results, t) for t in TARGETS] + own_rows(results)
+        has_servers = any(not cell[2].startswith("0x") for cell in results.times)
+        rows = [judge(results, t) for t in TARGETS] if has_servers else []
+        rows += own_rows(results)
         parts += [
             "## Targets\n",
             "`measured` is their time over ours, the better of their verbs within each pass, and "

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NAMES = ["kernels", "wire", "pushpull", "idle", "memory", "free", "flood", "compression"]
+NAMES = ["kernels", "wire", "pushpull", "idle", "memory", "free", "flood", "compression",
+         "collectives"]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,5 @@
-"""What must hold of kernels and of compression, judged from records, as rows of bench/report.py.
+"""What must hold of kernels, of compression and of all-reduce, judged from records, as rows of
+bench/report.py.
 
 A row is: servers x workers, case, ours, against, target, measured, nothing, verdict.
 """
@@ -43,6 +44,24 @@ LINK_GAINS = {"1gbit": 6.0, "100mbit": 20.0}  # of topk both ways over f32, the 
 LOOPBACK_MOST = 1.1  # times f32 that f16 may take
 MXNET_GAINS = {"1x1": 8.0, "2x2": 4.0}  # 2bit of 100 MB, their time over ours
 ACCURACY_MOST = 1.0  # points below uncompressed, means of the seeds
+
+
+# All-reduce by key: (case, other system, its op, how many times as fast ours must be).
+ALL_REDUCE = "allreduce_async"
+SPEEDS = [
+    *((case, "gloo", ALL_REDUCE, 1.0) for case in ("4K", "64K", "1M", "16M", "100M", "resnet18")),
+    ("many1000", "gloo", ALL_REDUCE, 100.0),
+    ("1M", "mpi-tcp", "iallreduce", 0.5), ("16M", "mpi-tcp", "iallreduce", 0.85),
+    ("100M", "mpi-tcp", "iallreduce", 0.85), ("many1000", "mpi-tcp", "iallreduce", 1.0),
+]  # fmt: skip
+CASES = ["4K", "64K", "1M", "many1000", "16M", "resnet18", "100M"]  # as the table has them
+ORIENTATION = "mpi-shm"  # no network at all: shown, not judged
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def spread(values: list[float], digits: int = 2) -> str:
@@ -181,3 +200,63 @@ def _accuracy_rows(records: list[Record]) -> list[list[str]]:
                      f"at most {ACCURACY_MOST:g} point less", f"{statistics.mean(values):.2f}",
                      "", good])
     return rows
+
+
+Timed = dict[tuple[str, str, int, str], dict[int, float]]  # system, op, ranks, case: s by pass
+
+
+def _collective_times(records: Iterable[Record]) -> tuple[Timed, dict[str, int]]:
+    """Rank 0's times of all-reduces, and the bytes of each case."""
+    found: Timed = defaultdict(dict)
+    sizes: dict[str, int] = {}
+    for rec in records:
+        is_sum = "bench" not in rec and "allreduce" in rec.get("op", "")
+        if is_sum and rec.get("rank") == 0 and rec["case"] in CASES:
+            found[rec["system"], rec["op"], rec["workers"], rec["case"]][rec["pass"]] = (
+                rec["median_s"])
+            sizes[rec["case"]] = rec["bytes"]
+    return found, sizes
+
+
+def _times_as_fast(found: Timed, system: str, op: str, world: int, case: str) -> list[float]:
+    """Their time over ours of each pass; a flat array's over that of a flat array."""
+    ours = found.get(("asyncps", "allreduce_flat", world, case), {}) if op.endswith("flat") else {}
+    ours = ours or found.get(("asyncps", ALL_REDUCE, world, case), {})
+    theirs = found.get((system, op, world, case), {})
+    return [theirs[number] / ours[number] for number in sorted(theirs.keys() & ours.keys())]
+
+
+def collective_table(records: Iterable[Record]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: medians over passes of every system and op, and ratios within passes."""
+    found, sizes = _collective_times(records)
+    rows = []
+    for world in sorted({key[2] for key in found}):
+        for case in CASES:
+            for system, op in sorted(key[:2] for key in found if key[2:] == (world, case)):
+                median = statistics.median(found[system, op, world, case].values())
+                bus = sizes[case] * 2 * (world - 1) / world / median / 1e9
+                each = _times_as_fast(found, system, op, world, case)
+                told = f"{system}, for orientation" if system == ORIENTATION else system
+                rows.append([str(world), case, told, op, f"{median * 1e3:.3f}", f"{bus:.2f}",
+                             _within(each)])
+    head = ["ranks", "case", "system", "op", "ms", "bus GB/s", "ours is times as fast"]
+    return head, rows
+
+
+def collective_rows(records: Iterable[Record]) -> list[list[str]]:
+    """How fast all-reduce must be beside others, where both were measured."""
+    found, _ = _collective_times(records)
+    rows = []
+    for world in sorted({key[2] for key in found}):
+        for case, system, op, least in SPEEDS:
+            each = _times_as_fast(found, system, op, world, case)
+            if each:
+                cells = verdict(each, lambda ratio, least=least: ratio >= least)
+                rows.append([f"0x{world}", case, "all_reduce", f"{system} {op}", f"{least:g}",
+                             *cells])
+    return rows
+
+
+def _within(each: list[float]) -> str:
+    """A ratio; nothing where a pass lacks one of the two."""
+    return spread(each) if each else ""

@@ -16,10 +16,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# As in mnist_cnn.py: workers on one machine share its cores, and BLAS reads this when it is loaded.
-os.environ.setdefault("OMP_NUM_THREADS", str((os.cpu_count() or 1) // int(
-    os.environ.get("ASYNCPS_NUM_WORKERS") or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1
-) or 1))
+from cores import threads
+
+os.environ.setdefault("OMP_NUM_THREADS", threads())  # before NumPy is imported
 
 import numpy as np
 from cnn import Network, singa_cnn

@@ -18,16 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Workers on one machine share its cores: each gets its part of them as BLAS threads. NumPy's BLAS
-# reads this when it is imported, so it stands here.
-os.environ.setdefault(
-    "OMP_NUM_THREADS",
-    str(
-        (os.cpu_count() or 1)
-        // int(os.environ.get("ASYNCPS_NUM_WORKERS") or os.environ.get("DMLC_NUM_WORKER") or 1)
-        or 1
-    ),
-)
+from cores import threads
+
+os.environ.setdefault("OMP_NUM_THREADS", threads())  # before NumPy is imported
 
 from cnn import singa_cnn
 from datasets import Dataset, DatasetError, load

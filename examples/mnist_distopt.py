@@ -3,6 +3,7 @@
 Alone:           python examples/mnist_distopt.py
 Two processes:   python examples/mnist_distopt.py -w 2
 By a launcher:   python -m asyncps launch -n 2 -s 0 -- python examples/mnist_distopt.py
+By MPI or Slurm: mpirun -n 2 python examples/mnist_distopt.py, or srun -n 2
 
 The walk of one batch: forward, and `opt.backward(pairs, dist_option)`, where `pairs` yields each
 layer's gradients as the backward pass makes them; they travel while it goes on.
@@ -17,11 +18,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# As in mnist_cnn.py: workers on one machine share its cores, and BLAS reads this when it is loaded.
-os.environ.setdefault(
-    "OMP_NUM_THREADS",
-    str((os.cpu_count() or 1) // int(os.environ.get("ASYNCPS_NUM_WORKERS") or 1) or 1),
-)
+from cores import threads
+
+os.environ.setdefault("OMP_NUM_THREADS", threads())  # before NumPy is imported
 
 from cnn import singa_cnn
 from datasets import Dataset, DatasetError, load
@@ -75,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     if args.workers is None:
         return work(args)
-    if os.environ["OMP_NUM_THREADS"] == str(os.cpu_count()):  # children share these
-        os.environ["OMP_NUM_THREADS"] = str((os.cpu_count() or 1) // args.workers or 1)
+    if os.environ["OMP_NUM_THREADS"] == threads():  # children share these
+        os.environ["OMP_NUM_THREADS"] = threads(args.workers)
     context = multiprocessing.get_context("spawn")
     with asyncps.JobTicket() as ticket:
         children = [

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,6 +20,7 @@ SLOW_TIMEOUT_S = 300  # the cap of tests marked slow; the others' is in pyprojec
 
 # What the environment may choose for a test run; any other ASYNCPS_ or DMLC_ name is a cluster's.
 RUN_CHOICES = ("ASYNCPS_LOOP", "ASYNCPS_PURE")
+CLUSTERS = ("ASYNCPS_", "DMLC_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_")
 
 hypothesis.settings.register_profile(
     "asyncps",
@@ -37,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Takes a cluster that surrounds the test run out of the environment; adopts orphans."""
     for name in list(os.environ):
-        if name.startswith(("ASYNCPS_", "DMLC_")) and name not in RUN_CHOICES:
+        if name.startswith(CLUSTERS) and name not in RUN_CHOICES:
             del os.environ[name]
     # A shell lets its background jobs ignore SIGINT, and whoever they start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,9 +55,17 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"asyncps: loop {_chosen_loop()}, kernels {kernels}"
 
 
+@pytest.fixture
+def torch() -> Any:
+    """The module; who asks for it has the marker `torch`."""
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Gives slow tests their own cap, and skips GPU tests where there is no device."""
     for item in items:
+        if "torch" in getattr(item, "fixturenames", ()):
+            item.add_marker("torch")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]

@@ -65,6 +65,7 @@ ROOMS = (
     Room("asyncps.mpiplace", 6.9, WIRE | ASYNCIO | SOCKETS),
     Room("asyncps.session", 6.9, WIRE | ASYNCIO | SOCKETS),
     Room("asyncps.mpi", 7.0, WIRE),
+    Room("asyncps.starting", 7.01, WIRE | ASYNCIO | SOCKETS),
     Room("asyncps.later", 7.0, WIRE),
     Room("asyncps.following", 7.0, WIRE),
     Room("asyncps.updating", 7.0, WIRE),

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,27 @@ def test_each_call_is_a_group_of_its_own(tmp_path: Path) -> None:
 def test_a_first_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     with pytest.raises(RendezvousTimeout, match=r"rank 0 of 2 did not tell within 0\.1 s"):
         settings_from_mpi(open_mpi(1, 2, tmp_path), rendezvous_s=0.1)
+
+
+@pytest.mark.parametrize("env", [
+    {"PMIX_RANK": "1", "PMIX_NAMESPACE": "n", "ASYNCPS_NUM_WORKERS": "2"},
+    {"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3"},
+])  # fmt: skip
+def test_ranks_that_may_be_on_other_hosts_hear_which_ways_lead_there(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(RendezvousTimeout, match=r"rank 0 of 2 did not tell") as error:
+        settings_from_mpi(env, rendezvous_s=0.1)
+    for way in (str(tmp_path), "if it is on another", "mpi4py", "ASYNCPS_SCHEDULER"):
+        assert way in str(error.value)
+
+
+def test_ranks_that_are_on_one_host_hear_of_no_others(tmp_path: Path) -> None:
+    with pytest.raises(RendezvousTimeout) as error:
+        settings_from_mpi(open_mpi(1, 2, tmp_path), rendezvous_s=0.1)
+    assert "mpi4py" not in str(error.value)
 
 
 def test_ranks_must_be_told_the_same_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

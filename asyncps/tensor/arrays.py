@@ -70,9 +70,29 @@ def host_memory(x: object) -> NDArray[Any] | None:
         fit = x.flags.c_contiguous and x.flags.writeable and x.dtype.isnative
         return x.view(np.ndarray) if fit else None
     tensor: Any = x
-    if library_of(x) == "torch" and tensor.device.type == "cpu" and tensor.is_contiguous():
-        return _of_torch(tensor.detach())
-    return None
+    if library_of(x) != "torch" or tensor.device.type != "cpu" or not _is_plain(tensor):
+        return None
+    try:
+        return _of_torch(tensor.detach()) if tensor.is_contiguous() else None
+    except TypeError:  # a dtype that NumPy does not have
+        return None
+
+
+def is_repeated(x: object) -> bool:
+    """Tell whether several elements are one place in memory, as in `expand` and `broadcast_to`.
+
+    Such an array cannot be written; NumPy's own say so by a flag.
+    """
+    array: Any = x
+    library = library_of(x)
+    if library == "torch" and _is_plain(array):
+        steps = array.stride()
+    elif library == "cupy":
+        steps = array.strides
+    else:
+        return False
+    repeated = any(step == 0 and size > 1 for size, step in zip(array.shape, steps, strict=True))
+    return repeated and 0 not in array.shape
 
 
 def to_host(x: object) -> NDArray[Any]:
@@ -95,7 +115,10 @@ def to_host(x: object) -> NDArray[Any]:
     if library == "cupy":
         host = importlib.import_module("cupy").asnumpy(x, order="C")
     elif library == "torch":
-        host = _of_torch(x.detach().cpu())  # type: ignore[attr-defined]
+        try:
+            host = _of_torch(x.detach().cpu())  # type: ignore[attr-defined]
+        except (RuntimeError, TypeError) as error:  # no memory (meta), or no dtype of NumPy
+            raise NotNumbers(f"to_host: {error}") from None
     else:
         host = x
     array = np.asarray(host, order="C")
@@ -125,9 +148,17 @@ def from_host(target: object, host: NDArray[Any]) -> None:
                         f" {type(target).__name__}")
 
 
+def _is_plain(tensor: Any) -> bool:
+    """Tell whether the memory of a tensor holds its elements: not where it is sparse, or lazy."""
+    strided: Any = sys.modules["torch"].strided
+    return tensor.layout == strided and not tensor.is_neg() and not tensor.is_conj()
+
+
 def _of_torch(tensor: Any) -> NDArray[Any]:
     """The memory of a tensor on the CPU; NumPy knows no bfloat16 but ml_dtypes'."""
     torch: Any = sys.modules["torch"]
+    if not _is_plain(tensor) and tensor.layout == torch.strided:
+        tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype == torch.bfloat16:
         bits: NDArray[Any] = tensor.contiguous().view(torch.int16).numpy()
         return bits.view(bfloat16())

@@ -133,11 +133,6 @@ def test_what_memory_can_be_used_as_it_is() -> None:
 # ------------------------------------------------------------------------------------------- torch
 
 
-@pytest.fixture
-def torch() -> Any:
-    return pytest.importorskip("torch", reason="torch is not installed")
-
-
 def test_tensors_of_torch_are_written_where_they_are(torch: Any) -> None:
     def work(comm: ThreadComm) -> None:
         grads = gradients(comm.rank, 0)

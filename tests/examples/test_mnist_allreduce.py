@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import mnist_allreduce
@@ -17,10 +13,11 @@ from datasets import Dataset
 
 import asyncps
 from tests.support.group import group
+from tests.support.starters import STARTERS, lines_of
 from tests.support.stripes import dataset, write_idx
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = str(ROOT / "examples" / "mnist_allreduce.py")
+SCRIPT = ROOT / "examples" / "mnist_allreduce.py"
 
 
 @pytest.fixture
@@ -81,32 +78,11 @@ def test_a_part_smaller_than_a_batch_is_an_error_that_says_so(data):
         two.run(lambda comm: mnist_allreduce.train(comm, data, parse("--batch-size", "64"), np))
 
 
-def run(starter: list[str], directory: Path) -> list[str]:
-    """The lines that a run prints."""
-    ours = ("ASYNCPS_", "DMLC_", "OMPI_", "PMI", "SLURM_")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    done = subprocess.run(
-        [*starter, sys.executable, SCRIPT, "--data", str(directory), "--epochs", "2",
-         "--batch-size", "16", "--lr", "0.02", "--no-cuda", "--no-progress", "--seed", "3"],
-        env={**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
-        timeout=40, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
-
-
-@pytest.mark.parametrize("how", ["alone", "launch", "mpirun"])
+@pytest.mark.parametrize("how", STARTERS)
 def test_rank_0_prints_however_the_ranks_are_started(data, tmp_path, how):
     write_idx(tmp_path, data)
-    starter = {
-        "alone": [],
-        "launch": [sys.executable, "-m", "asyncps", "launch", "-n", "2", "-s", "0", "--"],
-        "mpirun": ["mpirun", "-n", "2", "--oversubscribe"],
-    }[how]
-    if how == "mpirun" and shutil.which("mpirun") is None:
-        pytest.skip("no mpirun here")
-    lines = run(starter, tmp_path)
+    lines = lines_of(how, SCRIPT, "--data", str(tmp_path), "--epochs", "2", "--batch-size", "16",
+                     "--lr", "0.02", "--no-cuda", "--no-progress", "--seed", "3")
 
     number = r"\d+\.\d+"
     (head,) = [line for line in lines if " images to train on, " in line]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import mnist_distopt
@@ -15,9 +12,10 @@ from cnn import singa_cnn, softmax_cross_entropy
 
 import asyncps
 from tests.support import threadgroup
+from tests.support.starters import STARTERS, lines_of
 from tests.support.stripes import stripes, write_idx
 
-ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parents[2] / "examples" / "mnist_distopt.py"
 
 
 def train(data, *words: str, workers: int = 1):
@@ -75,21 +73,17 @@ def test_a_part_smaller_than_a_batch_is_an_error_that_says_so(data):
         train(data, "--batch-size", "64", workers=2)
 
 
-@pytest.mark.parametrize("words", [("-w", "2"), ()], ids=["-w 2", "alone"])
-def test_processes_print_singas_lines(data, tmp_path, words):
+@pytest.mark.parametrize("how", ["-w 2", *STARTERS])
+def test_rank_0_prints_singas_lines_however_the_ranks_are_started(data, tmp_path, how):
     write_idx(tmp_path, data)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("ASYNCPS_", "DMLC_"))}
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "mnist_distopt.py"), "--data", str(tmp_path),
-         "--epochs", "2", "--batch-size", "16", "--device", "cpu", *words],
-        env={**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, timeout=25,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    starter, words = ("alone", ["-w", "2"]) if how == "-w 2" else (how, [])
+    lines = lines_of(starter, SCRIPT, "--data", str(tmp_path), "--epochs", "2", "--batch-size",
+                     "16", "--device", "cpu", "--no-progress", *words)
+    lines = [line.removeprefix("[worker 0] ") for line in lines]  # as the launcher tells them
 
-    assert run.returncode == 0, run.stderr
     number = r"\d+\.\d+"
-    lines = run.stdout.splitlines()
-    assert f"{2 if words else 1} workers" in lines[0]
+    (head,) = [line for line in lines if " images to train on, " in line]
+    assert f"{1 if how == 'alone' else 2} workers" in head
     for epoch in range(2):
         at = lines.index(f"Starting Epoch {epoch}:")
         pattern = f"Training loss = {number}, training accuracy = {number}"

@@ -39,6 +39,26 @@ def test_report_says_how_fast_the_links_are_and_whether_it_paid(transport: str) 
     on_cluster(work, workers=1, transport=transport)
 
 
+@pytest.mark.slow
+def test_a_link_that_was_busy_says_whether_an_encoded_key_paid() -> None:
+    """The loopback of this machine, as fast as it is: nothing is written by hand."""
+    def work(store: KVStore) -> None:
+        x = np.ones(8 << 20, "f4")  # 32 MiB in one go: more than sockets hold
+        store.init(["dense", "w"], [np.zeros_like(x), np.zeros_like(x)])
+        store.set_gradient_compression({"type": "2bit"}, keys=["w"])
+        for _ in range(50):  # as a rule the first does
+            store.push(["dense", "w"], [x, x])
+            store.barrier()
+            told = store.compression_report()["w"]
+            if told["link_bytes_s"] is not None:
+                break
+        saved, took = told["bytes_before"] - told["bytes_sent"], told["encode_s"]
+        assert saved > 0
+        assert told["paid"] is (saved > took * told["link_bytes_s"])
+
+    on_cluster(work, workers=1, transport="tcp")
+
+
 def test_report_does_not_guess() -> None:
     def work(store: KVStore) -> None:
         store.init("w", np.zeros(100, "f4"))

@@ -18,6 +18,8 @@ from typing import Self
 # The one knob of the environment that a test run hands on to its processes.
 _HANDED_ON = ("ASYNCPS_LOOP", "ASYNCPS_PURE")
 
+_CLUSTERS = ("ASYNCPS_", "DMLC_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_")
+
 # How long a killed process may take to be gone; only one that is stuck in the kernel needs it.
 _REAP_S = 5.0
 
@@ -27,7 +29,7 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     env = {
         name: value
         for name, value in os.environ.items()
-        if name in _HANDED_ON or not name.startswith(("ASYNCPS_", "DMLC_"))
+        if name in _HANDED_ON or not name.startswith(_CLUSTERS)
     }
     env["PYTHONUNBUFFERED"] = "1"
     env.update(extra or {})

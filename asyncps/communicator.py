@@ -15,6 +15,7 @@ from asyncps.collectivecall import CollectiveHandle
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError, is_text
 from asyncps.forming import Forming
 from asyncps.fusing import Fusing, Kind, factor_of, op_of
+from asyncps.groupedverbs import host_of, values_like
 from asyncps.objectverbs import ObjectVerbs
 from asyncps.processset import agree, checked, close_set, refuse_nested
 from asyncps.roles.machine import place_on_machine
@@ -23,7 +24,7 @@ from asyncps.roles.runtime import Runtime
 from asyncps.roles.worker import Worker
 from asyncps.sparseverbs import SparseVerbs
 from asyncps.tensor import dtypes
-from asyncps.tensor.arrays import from_host, host_memory, is_repeated, library_of, to_host
+from asyncps.tensor.arrays import from_host, host_memory, is_repeated, library_of
 from asyncps.tensor.dtypes import Array
 
 _MOST_KINDS = 256
@@ -79,9 +80,9 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
 
     def all_reduce(
         self, x: Any, op: str = "sum", name: str | None = None, async_op: bool = False,
-        prescale: float = 1.0, postscale: float = 1.0,
+        prescale: float = 1.0, postscale: float = 1.0, out: Any = None,
     ) -> Any:
-        """Reduce an array over all ranks, in place: all have the same bits.
+        """Reduce an array over all ranks, in place or into `out`: all have the same bits.
 
         Args:
             x: Of any shape, writable; float16, bfloat16, float32, float64, int8, uint8, int32 or
@@ -91,19 +92,24 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
             name: Pairs the calls of the ranks; None: by their order.
             async_op: Return a handle instead of waiting.
             prescale, postscale: Factors of the result (of integers it is cut towards zero).
+            out: Where the result is to be, of x's shape and dtype, writable; it is lent, and x
+                only read, now. It may be x, which is what None means. Undefined after a failure.
 
         Returns:
-            `x`, or a handle whose `wait` returns it.
+            `x`, or `out` if it was given; or a handle whose `wait` returns it.
 
         Raises:
+            ShapeMismatch, DtypeMismatch: An `out` that is not like `x`.
             CollectiveMismatch: The ranks have called differently; all of them hear it, and go on.
             TensorError: An array that cannot be reduced; or, at all ranks, one that is to be
                 compressed and is not finite, or has another shape than that name had before.
             ConfigError: An unknown `op`, or a name that is under way.
             NodeLost: A rank is gone.
         """
-        handle = self._in_place(x, name)
+        handle = self._in_place(x if out is None else out, name)
         kind = self._reduction(Verb.ALL_REDUCE, op, handle.array.dtype, prescale, postscale)
+        if out is not None and out is not x:
+            np.copyto(handle.array, values_like(handle.array, x))
         if self._coded is not None and name is not None:
             coded = self._coded_sum(self._coded, name, handle, kind[1], kind[4])
             if coded is not None:
@@ -301,7 +307,7 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
                               expected="an array that is not expanded (a copy of it)")
         if (own := None if isinstance(x, np.ndarray) else host_memory(x)) is not None:
             return CollectiveHandle(self._fusing, self._name(name), own, x)
-        host = np.asarray(_host(x))
+        host = host_of(x)
         if written and not isinstance(x, np.ndarray) and library_of(x) is None:
             raise TensorError("nothing that can be written", expected="an array", got=type(x))
         if isinstance(x, np.ndarray):
@@ -320,7 +326,7 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
 
     def _apart(self, x: Any, name: str | None) -> CollectiveHandle:
         """Return the handle of a call that reads `x` and makes a new array."""
-        array = np.asarray(_host(x))
+        array = host_of(x)
         if not array.ndim:
             raise ShapeMismatch("a scalar has no rows", expected="one dimension or more", got=())
         return CollectiveHandle(self._fusing, self._name(name), array, None)
@@ -378,13 +384,6 @@ class ProcessSet(Communicator):
     def close(self) -> None:
         """Take part in the set no more."""
         close_set(self._fusing, self._runtime, self._collecting)
-
-
-def _host(x: Any) -> Array:
-    try:
-        return to_host(x)
-    except TypeError as error:
-        raise TensorError(f"not an array of numbers: {error}", got=type(x).__name__) from None
 
 
 def _rows_of(raw: Any, array: Array) -> Array:

@@ -10,10 +10,11 @@ import numpy as np
 
 from asyncps.allended import wait_for_all
 from asyncps.collectivecall import CollectiveHandle
-from asyncps.errors import DtypeMismatch, TensorError
+from asyncps.errors import DtypeMismatch, ShapeMismatch, TensorError, shown
 from asyncps.fusing import Fusing, Kind
 from asyncps.roles.made import Verb
 from asyncps.tensor import dtypes
+from asyncps.tensor.arrays import to_host
 from asyncps.tensor.dtypes import Array
 
 _HALF = np.dtype(np.float16)
@@ -41,18 +42,19 @@ class GroupedVerbs:
 
     def grouped_all_reduce(
         self, xs: Sequence[Any], op: str = "sum", name: str | None = None, async_op: bool = False,
-        prescale: float = 1.0, postscale: float = 1.0,
+        prescale: float = 1.0, postscale: float = 1.0, out: Sequence[Any] | None = None,
     ) -> Any:
-        """Reduce several arrays over all ranks, in place, as one call: all of them or none.
+        """Reduce several arrays over all ranks as one call: all of them or none.
 
         Args:
             xs: Arrays of one dtype, as in `all_reduce`; all ranks have the same shapes in one
                 order. They are read now, and written when the call has ended well and is waited
                 for.
             op, name, async_op, prescale, postscale: As in `all_reduce`; one name for all.
+            out: As many arrays, for the results, each as in `all_reduce`; None: `xs`, in place.
 
         Returns:
-            A list of `xs`, or a handle whose `wait` returns it.
+            A list of `xs`, or of `out` if it was given; or a handle whose `wait` returns it.
 
         Raises:
             CollectiveMismatch: The ranks have called differently, in whatever array: none has
@@ -60,14 +62,20 @@ class GroupedVerbs:
             DtypeMismatch: Arrays of several dtypes.
             As `all_reduce`.
         """
-        places = self._places(xs)
-        found = {dtypes.name_of(place.array.dtype) for place in places}
+        targets = xs if out is None else out
+        places = self._places(targets)
+        arrays = [place.array for place in places]
+        if out is not None:
+            if not isinstance(xs, (list, tuple)) or len(xs) != len(arrays):
+                raise TensorError("not as many arrays as outs", expected=len(arrays), got=shown(xs))
+            arrays = [values_like(array, x) for array, x in zip(arrays, xs, strict=True)]
+        found = {dtypes.name_of(array.dtype) for array in arrays}
         if len(found) > 1:
             raise DtypeMismatch("arrays of several dtypes in one call", expected="one",
                                 got=", ".join(sorted(found)))
-        flat = np.concatenate([place.array.reshape(-1) for place in places])
+        flat = np.concatenate([array.reshape(-1) for array in arrays])
         kind = self._reduction(Verb.ALL_REDUCE, op, flat.dtype, prescale, postscale)
-        handle = self._post_grouped(kind, name, flat, places, list(xs), 1.0)
+        handle = self._post_grouped(kind, name, flat, places, list(targets), 1.0)
         return handle if async_op else handle.wait()
 
     # ---- SINGA's names ----
@@ -166,3 +174,29 @@ def _put(
             place.array[...] = part
         place.put()
     return xs
+
+
+def host_of(x: Any) -> Array:
+    """Return an array of the user's on the host, contiguous.
+
+    Raises:
+        TensorError: It is none of numbers.
+    """
+    try:
+        return np.asarray(to_host(x))
+    except TypeError as error:
+        raise TensorError(f"not an array of numbers: {error}", got=type(x).__name__) from None
+
+
+def values_like(place: Array, x: Any) -> Array:
+    """Return the values of an array of the user's, whose result is to be in another place.
+
+    Raises:
+        ShapeMismatch, DtypeMismatch: They do not fit there.
+    """
+    values = host_of(x)
+    if values.shape != place.shape:
+        raise ShapeMismatch("an out of another shape", expected=values.shape, got=place.shape)
+    if values.dtype != place.dtype:
+        raise DtypeMismatch("an out of another dtype", expected=values.dtype, got=place.dtype)
+    return values

@@ -11,10 +11,9 @@ import numpy as np
 from asyncps.choosing import Choice
 from asyncps.collectivecall import OWN
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError
-from asyncps.groupedverbs import GroupedVerbs
+from asyncps.groupedverbs import GroupedVerbs, host_of
 from asyncps.sparsecall import SparseCall, rows_of
 from asyncps.tensor import dtypes
-from asyncps.tensor.arrays import to_host
 from asyncps.tensor.dtypes import Array
 from asyncps_ext import select
 
@@ -55,13 +54,13 @@ class SparseVerbs(GroupedVerbs):
         if op not in ("sum", "mean", "average"):
             raise ConfigError("unknown reduction of sparse arrays", expected="sum, mean",
                               got=repr(op))
-        rows = _host(values)
+        rows = host_of(values)
         kind = dtypes.by_name(dtypes.name_of(rows.dtype))
         if op != "sum" and not kind.is_float:
             raise DtypeMismatch("there is no mean of integers", expected="floats", got=kind.name)
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)):
             raise TensorError("no number of rows", expected="an integer", got=repr(size))
-        numbers, once = rows_of(_host(indices), rows, int(size))
+        numbers, once = rows_of(host_of(indices), rows, int(size))
         call = self._sparse(numbers, once, int(size), name, mean=op != "sum",
                             finish=lambda out: out)
         return call.handle if async_op else call.handle.wait()
@@ -138,10 +137,3 @@ class SparseVerbs(GroupedVerbs):
         self._fusing.wait_for_several(agreed=False)
         self._joins += 1
         self._unnamed = count()
-
-
-def _host(x: Any) -> Array:
-    try:
-        return np.asarray(to_host(x))
-    except TypeError as error:
-        raise TensorError(f"not an array of numbers: {error}", got=type(x).__name__) from None

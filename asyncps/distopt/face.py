@@ -33,7 +33,8 @@ class DistOpt(TensorVerbs, StateVerbs):
         nccl_id, ticket: A `JobTicket`, in SINGA's word or in ours: this process joins the others
             that have it.
         local_rank, world_size: Its rank and their number, with a ticket.
-        buffSize: Elements of one message; what is larger travels in pieces.
+        buffSize: Elements of one message; what is larger travels in pieces. Of a sparse update it
+            is the elements that are chosen from: a message has an index and a value of each.
         communicator: The group, where there is one already. With neither a communicator nor a
             ticket the environment says who belongs to it.
         bucket_bytes: Counts in the place of `threshold` in all verbs: bytes, not elements.
@@ -153,7 +154,7 @@ class DistOpt(TensorVerbs, StateVerbs):
         """
         self._begin()
         self._update(loss, threshold, Sparse(
-            self._calls, Choice(spars, topK), self._residuals if corr else None))
+            self._calls, self._most, Choice(spars, topK), self._residuals if corr else None))
 
     def accumulate(self, loss: Loss) -> None:
         """Add up gradients without an exchange: the next update is of the mean of all batches.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncps.distopt.buckets import cut
 from asyncps.distopt.local import LocalVerbs
 from asyncps.distopt.outer import Outer
 from asyncps.distopt.parameters import Kept
@@ -59,8 +60,9 @@ class StateVerbs(LocalVerbs):
         for number, (_, state) in kept.items():
             found |= {f"state.{number}.{name}": array.copy() for name, array in state.items()}
         for number, array in sorted(self._residuals.of.items()):
-            found[f"residual.{number}"] = np.array(
-                self._calls.all_gather(array.reshape(1, -1)).wait())
+            found[f"residual.{number}"] = np.concatenate(
+                [self._calls.all_gather(piece.reshape(1, -1)).wait()
+                 for piece in cut(array, self._most)], axis=1)
         if self._outer is not None:
             for name, arrays in (("anchor", self._outer.anchors),
                                  ("momentum", self._outer.momenta)):

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from asyncps.distopt.buckets import cut
 from asyncps.distopt.core import DistCore, check_tensors
 from asyncps.distopt.parameters import flat_host
-from asyncps.distopt.sparse import Choice, apart, gather, summed
+from asyncps.distopt.sparse import Choice, gather, gathered, summed
 from asyncps.distopt.sums import Packed, divided
 from asyncps.errors import ShapeMismatch, TensorError
 from asyncps.tensor import dtypes
@@ -124,10 +125,10 @@ class TensorVerbs(DistCore):
         if kept is not None:
             x += kept.flat
         pairs = choice.of(x)
-        handle = gather(self._calls, pairs)
+        handles = gather(self._calls, pairs, x.size, self._most)
 
         def finish() -> None:
-            found = apart(handle.wait(), self.world_size)
+            found = gathered(handles, self.world_size)
             for rank, (_, values) in enumerate(found):
                 if not np.isfinite(values).all():
                     raise TensorError("a tensor that is not finite", rank=rank)
@@ -154,7 +155,8 @@ class TensorVerbs(DistCore):
         self._begin()
         for source in params.values() if hasattr(params, "values") else params:
             parameter = self._parameters.of(source)
-            self._calls.broadcast(parameter.read(), root)
+            for piece in cut(parameter.read(), self._most):
+                self._calls.broadcast(piece, root)
             parameter.write_back()
 
     # ---- inside ----

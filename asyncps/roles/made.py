@@ -124,7 +124,9 @@ def parted(rank: int) -> ClusterError:
 
 
 def whom(sets: Iterable[Ranks], running: Iterable[list[int]]) -> str:
-    """Name the calls that wait, and for whom; of those that all have made, whose chunks."""
+    """Name the calls that wait, and for whom; of those that all have made, for whose chunks
+    or word that ours have come.
+    """
     texts = []
     for ranks in sets:
         for name, lacking in list(ranks.matching.missing().items())[:4]:

@@ -3,58 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from asyncps.communicator import Communicator
 from asyncps.errors import ConfigError, DtypeMismatch, TensorError
+from tests.collective.rows import (
+    OPS,
+    arrays,
+    assert_close,
+    dtype_of,
+    expected,
+    in_order,
+)
 from tests.support.group import Group, group
 
 DTYPES = ["int32", "int64", "int8", "uint8", "float16", "bfloat16", "float32", "float64"]
-OPS = ["sum", "mean", "min", "max", "product"]
-TOLERANCE = {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-6, "float64": 1e-6}
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4, 8])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Group]:
     with group(request.param) as opened:
         yield opened
-
-
-def arrays(world: int, shape: tuple[int, ...], dtype: str, op: str) -> list[np.ndarray]:
-    rng = np.random.default_rng([world, *shape])
-    low, high = (-2, 3) if op == "product" else (-100, 100)
-    if dtype == "uint8":
-        low, high = 0, (3 if op == "product" else 100 // world)
-    if dtype == "int8":
-        low, high = (-2, 3) if op == "product" else (-100 // world, 100 // world)
-    return [rng.integers(low, high, shape).astype(dtype_of(dtype)) for _ in range(world)]
-
-
-def expected(parts: list[np.ndarray], op: str, dtype: str, factor: float = 1.0) -> np.ndarray:
-    exact = np.float64 if "float" in dtype else np.int64
-    stacked = np.stack([part.astype(exact) for part in parts])
-    total = {"sum": stacked.sum, "mean": stacked.mean, "min": stacked.min, "max": stacked.max,
-             "product": stacked.prod}[op](axis=0)
-    with np.errstate(over="ignore"):
-        return (total if factor == 1.0 else np.trunc(total * factor) if exact is np.int64
-                else total * factor).astype(dtype_of(dtype))
-
-
-def assert_close(got: np.ndarray, want: np.ndarray, dtype: str) -> None:
-    assert got.dtype == want.dtype
-    if "int" in dtype:
-        np.testing.assert_array_equal(got, want)
-    else:
-        np.testing.assert_allclose(got.astype("f8"), want.astype("f8"), rtol=TOLERANCE[dtype],
-                                   atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -84,6 +55,40 @@ def test_large_arrays_travel_in_shares(ranks: Group, dtype: str, op: str, count:
     for result in results:
         assert_close(result, expected(parts, op, dtype), dtype)
         assert result.tobytes() == results[0].tobytes()
+
+
+@pytest.mark.parametrize("world", range(1, 6))
+def test_real_floats_in_chunks_are_reduced_in_the_order_of_ranks(
+    world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, but for means: whoever divides may multiply by 1/N."""
+    for name in ("planned.CHUNK_BYTES", "planned.LARGE_CHUNK_BYTES"):
+        monkeypatch.setattr(f"asyncps.roles.{name}", 4096)
+    monkeypatch.setattr("asyncps.fusing.AT_ONCE_BYTES", 1000)
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        rng = np.random.default_rng(world)
+        parts = [rng.uniform(0.5, 1.5, 20_011).astype(dtype_of(dtype)) * rng.choice([-1, 1], 20_011)
+                 .astype(dtype_of(dtype)) for _ in range(world)]
+        wanted = {"sum": in_order(parts), "product": in_order(parts, np.multiply),
+                  "min": np.minimum.reduce(parts), "max": np.maximum.reduce(parts)}
+        with group(world) as ranks:
+            assert ranks.ranks[0]._fusing._at_once_bytes < parts[0].nbytes
+            for op in OPS:
+                results = ranks.run(
+                    lambda comm, op=op, parts=parts: comm.all_reduce(parts[comm.rank].copy(), op))
+                for result in results:
+                    assert result.tobytes() == results[0].tobytes()
+                    if op != "mean":
+                        np.testing.assert_array_equal(result, wanted[op])
+                assert_close(results[0], expected(parts, op, dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_small_sums_of_real_floats_are_in_the_order_of_ranks(ranks: Group, dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    parts = [rng.standard_normal(999).astype(dtype_of(dtype)) for _ in ranks.ranks]
+    for got in ranks.run(lambda comm: comm.all_reduce(parts[comm.rank].copy())):
+        np.testing.assert_array_equal(got, in_order(parts))
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 64, 97, 100, 1000, 9973, 10000, 262144])

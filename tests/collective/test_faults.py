@@ -112,7 +112,7 @@ def test_a_frozen_rank_is_named_within_the_deadline(processes: ProcessGroup) -> 
     launch.wait_for_line(r"rank 0 hears DeadlineExceeded")
     launch.wait_for_line(r"rank 2 hears DeadlineExceeded")
     assert "lacks ranks [1]" in launch.output
-    launch.wait(20)
+    assert launch.wait(20) == 7, launch.output
 
 
 def test_who_does_not_say_that_it_has_all_is_named() -> None:

@@ -20,8 +20,15 @@ from tests.support.threadgroup import ThreadComm, run
 
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 @pytest.mark.parametrize("flushed", [False, True])
-@pytest.mark.parametrize("update", ["backward_and_update", "backward_and_partial_update"])
-def test_accumulated_batches_are_one_batch(dtype: str, flushed: bool, update: str) -> None:
+@pytest.mark.parametrize(("update", "options"), [
+    ("backward_and_update", {}), ("backward_and_partial_update", {}),
+    ("backward_and_update_half", {"clipping": True, "clip_value": 0.5}),
+    ("backward_and_sparse_update", {"spars": 0.2, "topK": True}),
+    ("backward_and_sparse_update", {"spars": 0.4, "corr": False}),
+])
+def test_accumulated_batches_are_one_batch(
+    dtype: str, flushed: bool, update: str, options: dict[str, Any]
+) -> None:
     def work(comm: ThreadComm) -> tuple[list[Any], list[Any]]:
         one, other = weights(dtype), weights(dtype)
         opt, twin = (DistOpt(optim.SGD(lr=0.1, momentum=0.9), communicator=comm) for _ in range(2))
@@ -33,18 +40,47 @@ def test_accumulated_batches_are_one_batch(dtype: str, flushed: bool, update: st
             same(one, before)
             assert not comm.calls or step
             if flushed:
-                opt.flush(getattr(opt, update))
+                opt.flush(getattr(opt, update), **options)
                 opt.flush()  # there is nothing left
             else:
-                getattr(opt, update)(backward(one, batches[2]))
+                getattr(opt, update)(backward(one, batches[2]), **options)
             means = [np.mean([batch[i].astype("f8") for batch in batches], 0).astype(dtype)
                      for i in range(len(one))]
-            getattr(twin, update)(backward(other, means))
+            getattr(twin, update)(backward(other, means), **options)
         return one, other
 
     loose = {"rtol": 5e-3, "atol": 5e-3} if dtype == "f2" else {}
     for one, other in run(2, work):
         close(one, other, **loose)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_accumulated_batches_in_halves_and_sparse_by_hand(flushed: bool) -> None:
+    """The mean of two batches is bounded, or chosen from; the rest goes with the next."""
+    def work(comm: ThreadComm) -> list[Any]:
+        found = []
+        for verb, options in (
+            ("backward_and_update_half", {"clipping": True, "clip_value": 3.5}),
+            ("backward_and_sparse_update", {"spars": 0.5, "topK": True}),
+            ("backward_and_sparse_update", {"spars": 3.5}),
+        ):
+            opt, a = DistOpt(optim.SGD(lr=1.0), communicator=comm), np.zeros(4, "f4")
+            update = getattr(opt, verb)
+            for first, second in (([4, 0, 2, -2], [2, 0, 0, -6]), ([0, 0, 2, 0], [0, 0, 4, 0])):
+                opt.accumulate([(a, np.array(first, "f4"))])
+                if flushed:
+                    opt.accumulate([(a, np.array(second, "f4"))])
+                    opt.flush(update, **options)
+                else:
+                    update([(a, np.array(second, "f4"))], **options)
+                found.append(a.tolist())
+        return found
+
+    assert run(2, work) == [[
+        [-3, 0, -1, 3.5], [-3, 0, -4, 3.5],  # means [3, 0, 1, -4] and [0, 0, 3, 0]
+        [-3, 0, 0, 4], [-3, 0, -4, 4],
+        [0, 0, 0, 4], [0, 0, -4, 4],  # 3 stays behind, 1 goes with the 3 of the next
+    ]] * 2
 
 
 def test_parameters_that_miss_in_a_batch_count_with_zeros() -> None:

@@ -170,3 +170,44 @@ def test_spars_that_cannot_be_right(spars: Any, topk: bool) -> None:
 def test_gathered_words_that_are_no_gradients(words: list[int]) -> None:
     with pytest.raises(CodecError):
         apart(np.array(words, np.int32), 1)
+
+
+@pytest.mark.parametrize(("spars", "topk"), [(0.5, True), (1.0, True), (0.5, False), (50, False)])
+def test_what_is_larger_than_buff_size_is_cut_and_has_the_same_bits(
+    spars: float, topk: bool
+) -> None:
+    def work(comm: ThreadComm) -> list[tuple[int, ...]]:
+        found = []
+        for words in ({}, {"buffSize": 7}):
+            params, opt = weights(), DistOpt(optim.SGD(lr=0.1), communicator=comm, **words)
+            tensor = np.concatenate([each.ravel() for each in params])
+            rest = np.zeros_like(tensor)
+            before = len(comm.calls)
+            for step in range(STEPS):
+                grads = gradients(comm.rank, step)
+                opt.backward_and_sparse_update(backward(params, grads), 30, spars, topk)
+                opt.sparsification(tensor, rest, spars, topk)
+                opt.wait()
+            found.append([*params, tensor, rest, *opt.get_states().values()])
+            sizes = [shape for op, shape, _ in comm.calls[before:] if op == "gather"]
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(one, other)
+        return sizes
+
+    for sizes in run(3, work):
+        words = [shape[0] - 2 for shape in sizes if len(shape) == 1]
+        assert len(words) > 2 * STEPS
+        assert max(words) <= 2 * 7  # of each element its index and its value
+        assert all(shape[1] <= 7 for shape in sizes if len(shape) == 2)  # of states
+
+
+def test_a_nan_in_a_later_piece_is_told_of_the_first_rank_that_has_one() -> None:
+    def work(comm: ThreadComm) -> int | None:
+        opt, x = DistOpt(optim.SGD(), communicator=comm, buffSize=4), np.ones(20, "f4")
+        if comm.rank:
+            x[20 - 8 * comm.rank] = np.nan  # of rank 2 in a piece before that of rank 1
+        with pytest.raises(TensorError, match="parameter 0 is not finite") as error:
+            opt.backward_and_sparse_update([(np.zeros(20, "f4"), x)], spars=0.5)
+        return error.value.rank
+
+    assert run(3, work) == [1] * 3

@@ -133,6 +133,17 @@ def test_broadcast_gives_all_the_weights_of_one() -> None:
     assert run(3, work) == [[[1] * 3, [1] * 4, [1] * 3, [20] * 4]] * 3
 
 
+def test_weights_are_broadcast_in_pieces_of_buff_size() -> None:
+    def work(comm: ThreadComm) -> list[tuple[int, ...]]:
+        opt = DistOpt(optim.SGD(), communicator=comm, buffSize=4)
+        params = [np.full(9, comm.rank, "f4"), np.full((2, 3), comm.rank, "f8"), np.zeros(0, "f4")]
+        opt.broadcast_parameters(params, root=1)
+        assert [each.ravel().tolist() for each in params] == [[1] * 9, [1] * 6, []]
+        return [shape for _, shape, _ in comm.calls]
+
+    assert run(2, work) == [[(4,), (4,), (1,), (4,), (2,), (0,)]] * 2
+
+
 @pytest.mark.parametrize(("call", "error", "words"), [
     (lambda opt: opt.all_reduce(np.ones(3, "i4")), DtypeMismatch, "no floats"),
     (lambda opt: opt.all_reduce("x"), TensorError, "no array|cannot be stored"),

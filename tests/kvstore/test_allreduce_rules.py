@@ -168,7 +168,8 @@ def test_a_worker_that_has_joined_makes_no_calls() -> None:
 
 
 @pytest.mark.parametrize(("verb", "kind", "instead"), [
-    ("push", ConfigError, "pushpull"), ("pull", ConfigError, "broadcast"),
+    ("push", ConfigError, r"pushpull, or asyncps\.Trainer"),
+    ("pull", ConfigError, r"broadcast, .*or asyncps\.Trainer"),
     ("assign", ConfigError, "broadcast"), ("row_sparse_pull", NotYetError, "dist_sync"),
     ("set_optimizer", OptimizerError, "asyncps.Trainer"),
     ("set_hyperparameters", OptimizerError, "asyncps.Trainer"),

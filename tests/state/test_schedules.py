@@ -116,7 +116,7 @@ def test_few_contributions_are_under_way_where_results_come_back(comes_back: boo
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 6), st.data())
+@given(st.integers(1, 8), st.data())
 def test_reduce_scatter_leaves_each_its_share(ranks: int, data: st.DataObject) -> None:
     sizes = [data.draw(st.integers(0, 400)) for _ in range(ranks)]
     bounds = [0, *np.cumsum(sizes).tolist()]
@@ -134,7 +134,7 @@ def test_reduce_scatter_leaves_each_its_share(ranks: int, data: st.DataObject) -
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 6), st.data())
+@given(st.integers(1, 8), st.data())
 def test_bytes_go_where_they_belong(ranks: int, data: st.DataObject) -> None:
     splits = [[data.draw(st.integers(0, 300)) for _ in range(ranks)] for _ in range(ranks)]
     arrays = [bytes_of(1, sum(row) + rank)[0][: sum(row)] for rank, row in enumerate(splits)]
@@ -152,6 +152,36 @@ def test_bytes_go_where_they_belong(ranks: int, data: st.DataObject) -> None:
                 lambda n: data.draw(st.integers(0, n - 1)))
     for result, want in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result, want)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 2000), st.data())
+def test_a_broadcast_brings_all_the_array_of_its_root(
+    ranks: int, size: int, data: st.DataObject
+) -> None:
+    root, arrays = data.draw(st.integers(0, ranks - 1)), bytes_of(ranks, size)
+    wanted = arrays[root].copy()
+    flows = schedules.broadcast_flows(root, ranks, size)
+    carried_out(lambda rank: Transfer(rank, flows, CHUNK), arrays, arrays, [0] * ranks,
+                lambda n: data.draw(st.integers(0, n - 1)))
+    for array in arrays:
+        np.testing.assert_array_equal(array, wanted)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=8), st.data())
+def test_a_gather_brings_all_the_arrays_of_all(sizes: list[int], data: st.DataObject) -> None:
+    ranks = range(len(sizes))
+    arrays = [bytes_of(1, size + 1000 * rank)[0][:size] for rank, size in enumerate(sizes)]
+    results = [np.zeros(sum(sizes), np.uint8) for _ in ranks]
+    for rank in ranks:  # its own
+        begin = sum(sizes[:rank])
+        results[rank][begin : begin + sizes[rank]] = arrays[rank]
+    flows = schedules.gather_flows(sizes)
+    carried_out(lambda rank: Transfer(rank, flows, CHUNK), arrays, results, [0] * len(sizes),
+                lambda n: data.draw(st.integers(0, n - 1)))
+    for result in results:
+        np.testing.assert_array_equal(result, np.concatenate(arrays))
 
 
 @pytest.mark.parametrize(("nbytes", "itemsize", "parts", "bounds"), [

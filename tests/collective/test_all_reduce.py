@@ -22,7 +22,7 @@ from tests.support.group import Group, group
 DTYPES = ["int32", "int64", "int8", "uint8", "float16", "bfloat16", "float32", "float64"]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4, 8])
+@pytest.fixture(scope="module", params=[1, 2, 3, 4, 8], ids="of{}".format)
 def ranks(request: pytest.FixtureRequest) -> Iterator[Group]:
     with group(request.param) as opened:
         yield opened

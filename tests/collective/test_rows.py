@@ -19,7 +19,7 @@ from tests.support.processes import ProcessGroup, clean_environment
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", params=range(1, 9))
+@pytest.fixture(scope="module", params=range(1, 9), ids="of{}".format)
 def some(request: pytest.FixtureRequest) -> Iterator[Group]:
     with group(request.param) as opened:
         yield opened

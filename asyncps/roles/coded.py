@@ -98,39 +98,40 @@ class CodedRows:
         counts: The elements of each.
         payloads: Of each, one behind the other in memory.
         room: That memory.
-        seed: Of the frame; that of a row is made of it and of the row's number.
+        seeds: Of the frame of each; that of a row is made of it and of the row's number.
         skipped: Places of rows that have no gradient.
     """
 
-    __slots__ = ("_codec", "_counts", "_payloads", "_room", "_seed", "_skipped")
+    __slots__ = ("_codec", "_counts", "_payloads", "_room", "_seeds", "_skipped")
 
     def __init__(
         self, codec: Codec, counts: Sequence[int], payloads: Sequence[Bytes], room: Bytes,
-        seed: int, skipped: AbstractSet[int] = frozenset(),
+        seeds: Sequence[int], skipped: AbstractSet[int] = frozenset(),
     ) -> None:
         self._skipped = skipped
         self._codec = codec
         self._counts = counts
         self._payloads = payloads
         self._room = room
-        self._seed = seed
+        self._seeds = seeds
 
     def apart(self, steps: list[Step], rows: Sequence[int]) -> list[Step]:
-        """Return steps of which each is of rows with a gradient, or of rows without.
+        """Return steps of which each is of rows without a gradient, or of rows with one and a seed.
 
         Args:
             steps: Frames, by their clocks.
             rows: All rows in the order of places.
         """
-        if not 0 < len(self._skipped) < len(rows):
+        kinds = {row: None if place in self._skipped else seed
+                 for place, (row, seed) in enumerate(zip(rows, self._seeds, strict=True))}
+        if len(set(kinds.values())) == 1:
             return steps
-        without = {rows[place] for place in self._skipped}
         found = []
         for step in steps:
-            members = rows if step.rows is None else step.rows
-            parts = ([row for row in members if row not in without],
-                     [row for row in members if row in without])
-            found += [step._replace(rows=part) for part in parts if part]
+            parts: dict[int | None, list[int]] = {}
+            for row in rows if step.rows is None else step.rows:
+                parts.setdefault(kinds[row], []).append(row)
+            found += [step._replace(rows=part) for part in parts.values()]
         return found
 
     @property
@@ -146,7 +147,8 @@ class CodedRows:
     def _tail(self, places: Sequence[int]) -> bytes:
         if places and places[0] in self._skipped:  # then all of them are
             return Skip().head(sum(self._counts[place] for place in places), 0)
-        head = self._codec.head(sum(self._counts[place] for place in places), self._seed)
+        elements = sum(self._counts[place] for place in places)
+        head = self._codec.head(elements, self._seeds[places[0]])
         if self._codec.is_fixed:
             return head
         sizes = [self._payloads[place].nbytes for place in places]

@@ -337,7 +337,7 @@ class Checked:
         try:
             for place, one in self._jobs:
                 self._large[place] = (
-                    one.skip() if one.skipped is not None
+                    one.skip(coding) if one.skipped is not None
                     else one.later(take, coding) if lent and one.may_wait
                     else one.encode(take, coding)
                 )

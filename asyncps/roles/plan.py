@@ -116,6 +116,12 @@ class KeyInfo:
         self.pieces = pieces
 
     @property
+    def clock(self) -> int:
+        """The last round of it that this worker has begun; the loop may be behind its callers."""
+        unit, piece = self.pieces[0]
+        return unit.track.clock_of(max(piece.row, 0))
+
+    @property
     def cuts(self) -> list[tuple[int, int]]:
         """Where it is cut, in elements."""
         size = self.dtype.itemsize

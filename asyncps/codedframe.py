@@ -111,7 +111,7 @@ def agree(raw: Bytes, name: str, key: int | str, ranks: Sequence[int]) -> list[W
                                      f"{first.rank} and {other.rank}: {', '.join(differing)}")
     for word in words:
         if word.state == State.REFUSED:
-            raise TensorError("a gradient that is to be compressed is not finite", key=key,
+            raise TensorError("a gradient of a key with a compression is not finite", key=key,
                               rank=word.rank, expected="no NaN and no infinity", got=word.text)
         if word.state == State.FAILED:
             raise AsyncPSError(f"rank {word.rank} has failed in the sum {name!r}: {word.text}")

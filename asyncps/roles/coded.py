@@ -6,12 +6,14 @@ out is a `Payload` instead of a view of the caller's memory.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from asyncps.protocol.messages import Piece
 from asyncps.state.requests import Step
 from asyncps.tensor.codecs import Codec, Skip
 from asyncps.tensor.pool import Bytes
@@ -46,6 +48,12 @@ class CodedKey:
 
     def __getitem__(self, values: slice) -> Payload:
         return self._parts[values.start]
+
+
+def skipped_key(pieces: Iterable[Piece], itemsize: int) -> CodedKey:
+    """Return a large key whose chunks all say that there is no gradient."""
+    return CodedKey({piece.start: Payload(Skip().head(piece.size // itemsize, 0), memoryview(b""))
+                     for piece in pieces})
 
 
 class LazyKey:
@@ -90,8 +98,80 @@ def sending_order(
     return [*slabs, *((False, place) for place in order)]
 
 
-class CodedRows:
-    """Rows of a slab.
+class SlabRows:
+    """Rows of a slab that do not all travel in one frame as they are.
+
+    Args:
+        counts: The elements of each.
+        kinds: Those of one kind may share a frame. None: such a row has no gradient.
+    """
+
+    __slots__ = ("_counts", "_kinds")
+
+    def __init__(self, counts: Sequence[int], kinds: Sequence[int | None]) -> None:
+        self._counts = counts
+        self._kinds = kinds
+
+    def apart(self, steps: list[Step], rows: Sequence[int]) -> list[Step]:
+        """Return steps of which each is of rows of one kind.
+
+        Args:
+            steps: Frames, by their clocks.
+            rows: All rows in the order of places.
+        """
+        if len(set(self._kinds)) == 1:
+            return steps
+        kinds = dict(zip(rows, self._kinds, strict=True))
+        found = []
+        for step in steps:
+            parts: dict[int | None, list[int]] = {}
+            for row in rows if step.rows is None else step.rows:
+                parts.setdefault(kinds[row], []).append(row)
+            found += [step._replace(rows=part) for part in parts.values()]
+        return found
+
+    @property
+    def data(self) -> Payload | memoryview:
+        """All rows, of one kind."""
+        return self.part(range(len(self._counts)))
+
+    def part(self, places: Sequence[int]) -> Payload | memoryview:
+        """Return some of the rows, of one kind, by their places."""
+        if self._kinds[places[0]] is None:
+            elements = sum(self._counts[place] for place in places)
+            return Payload(Skip().head(elements, 0), memoryview(b""))
+        return self._part(places)
+
+    def _part(self, places: Sequence[int]) -> Payload | memoryview:
+        raise NotImplementedError
+
+
+class PlainRows(SlabRows):
+    """Rows as they are, beside some that have no gradient.
+
+    Args:
+        rows: All of them, one behind the other.
+        counts: The elements of each.
+        itemsize: Bytes of an element.
+        skipped: Places of rows that have no gradient.
+    """
+
+    __slots__ = ("_ends", "_rows")
+
+    def __init__(
+        self, rows: Bytes, counts: Sequence[int], itemsize: int, skipped: AbstractSet[int]
+    ) -> None:
+        super().__init__(counts, [None if place in skipped else 0 for place in range(len(counts))])
+        self._rows = rows
+        self._ends = [0, *(itemsize * end for end in itertools.accumulate(counts))]
+
+    def _part(self, places: Sequence[int]) -> memoryview:
+        view, ends = self._rows.data, self._ends
+        return memoryview(b"".join([view[ends[place] : ends[place + 1]] for place in places]))
+
+
+class CodedRows(SlabRows):
+    """Rows that are encoded.
 
     Args:
         codec: Of all of them.
@@ -102,51 +182,27 @@ class CodedRows:
         skipped: Places of rows that have no gradient.
     """
 
-    __slots__ = ("_codec", "_counts", "_payloads", "_room", "_seeds", "_skipped")
+    __slots__ = ("_codec", "_payloads", "_room", "_seeds")
 
     def __init__(
         self, codec: Codec, counts: Sequence[int], payloads: Sequence[Bytes], room: Bytes,
         seeds: Sequence[int], skipped: AbstractSet[int] = frozenset(),
     ) -> None:
-        self._skipped = skipped
+        super().__init__(counts, [None if place in skipped else seed
+                                  for place, seed in enumerate(seeds)])
         self._codec = codec
-        self._counts = counts
         self._payloads = payloads
         self._room = room
         self._seeds = seeds
 
-    def apart(self, steps: list[Step], rows: Sequence[int]) -> list[Step]:
-        """Return steps of which each is of rows without a gradient, or of rows with one and a seed.
-
-        Args:
-            steps: Frames, by their clocks.
-            rows: All rows in the order of places.
-        """
-        kinds = {row: None if place in self._skipped else seed
-                 for place, (row, seed) in enumerate(zip(rows, self._seeds, strict=True))}
-        if len(set(kinds.values())) == 1:
-            return steps
-        found = []
-        for step in steps:
-            parts: dict[int | None, list[int]] = {}
-            for row in rows if step.rows is None else step.rows:
-                parts.setdefault(kinds[row], []).append(row)
-            found += [step._replace(rows=part) for part in parts.values()]
-        return found
-
-    @property
-    def data(self) -> Payload:
-        """All rows."""
-        return Payload(self._tail(range(len(self._counts))), self._room.data)
-
-    def part(self, places: Sequence[int]) -> Payload:
-        """Return some of the rows, by their places."""
-        joined = b"".join([self._payloads[place].data for place in places])
-        return Payload(self._tail(places), memoryview(joined))
+    def _part(self, places: Sequence[int]) -> Payload:
+        if len(places) == len(self._counts):
+            data = self._room.data
+        else:
+            data = memoryview(b"".join([self._payloads[place].data for place in places]))
+        return Payload(self._tail(places), data)
 
     def _tail(self, places: Sequence[int]) -> bytes:
-        if places and places[0] in self._skipped:  # then all of them are
-            return Skip().head(sum(self._counts[place] for place in places), 0)
         elements = sum(self._counts[place] for place in places)
         head = self._codec.head(elements, self._seeds[places[0]])
         if self._codec.is_fixed:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncps.roles import seeding
-from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
+from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload, skipped_key
 from asyncps.roles.nonfinite import Count, is_skipped
 from asyncps.roles.operation import Operation
 from asyncps.roles.waiting import Waiting
 from asyncps.tensor import dtypes
-from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
 
@@ -93,9 +93,7 @@ class Large:
         self._number(coding)
         if self.skipped is not None:
             self.skipped()
-        size = self._info.dtype.itemsize
-        return CodedKey({piece.start: Payload(Skip().head(piece.size // size, 0), memoryview(b""))
-                         for _, piece in self._info.pieces})
+        return skipped_key([piece for _, piece in self._info.pieces], self._info.dtype.itemsize)
 
     def encode(self, take: Take, coding: Coding) -> CodedKey:
         """Encode it."""

@@ -27,7 +27,8 @@ def checked(client: Client, call: Call) -> Call:
         return call
     if compression.has_fresh:
         compression.look(client.keys)
-    if not (call.plan.coded or compression.ends_some(call.plan)):
+    unsent = compression.unsent(call.plan, outgoing.large, outgoing.slabs)
+    if not (call.plan.coded or unsent or compression.ends_some(call.plan)):
         return call
     encoding = client.encodings.begin()
     still = client.still  # in this order: see `Encodings`
@@ -39,7 +40,7 @@ def checked(client: Client, call: Call) -> Call:
         compression.rates.use(client.optimizer, client.hyper)
         call.checked = compression.checked(
             call.plan, outgoing.large, outgoing.slabs, client.pool,
-            tables=call.contributions if isinstance(call, TableCall) else (),
+            tables=call.contributions if isinstance(call, TableCall) else (), unsent=unsent,
         )
     except BaseException:
         encoding.end()
@@ -50,12 +51,15 @@ def checked(client: Client, call: Call) -> Call:
 
 def encode(call: Call) -> Call:
     """Encode what was found to be right; it counts as under way until the call begins or ends."""
+    found, outgoing, encoding = call.checked, call.outgoing, call.encoding
     if call.plan.dense:  # for the report
+        unsent = {each.key for each in found.unsent} if found is not None else ()
         pushed = call.contributions if isinstance(call, TableCall) else ()
         rows = {each.info.key: len(each.values) for each in pushed if not each.encoded}
         for info in call.plan.dense:
+            if info.key in unsent:
+                continue
             info.dense_bytes += rows.get(info.key, 0) if info.is_table else info.nbytes
-    found, outgoing, encoding = call.checked, call.outgoing, call.encoding
     if found is None or outgoing is None or encoding is None:
         return call
     call.checked = None

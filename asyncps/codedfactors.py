@@ -69,7 +69,7 @@ class Factored(CodedSum):
     def _first(self) -> Floats:
         what, began = self.what, time.perf_counter()
         push = self._begin()
-        _, (seed,) = seeding.of_chunks(self.codec, what.coder, what.job, what.info.key, [0])
+        _, (seed,) = seeding.of_chunks(self.codec, 0, what.job, what.info.key, [0])
         self._before = push.extra.reshape(self._n, self.codec.rank)
         product = factors.first(push.whole, self._before, seed, push.number)
         self._took_s += time.perf_counter() - began

@@ -26,6 +26,7 @@ from asyncps.tensor.pool import Bytes
 
 _SIZE = struct.Struct("<I")  # before a word: its bytes
 _MOST_WORD = 64 << 10
+_MOST_DRAWN = 1 << 62
 
 # Before an encoded array: its bytes, the seed of its codec, and whether its rank has failed.
 _HEAD = struct.Struct("<QQB")
@@ -51,6 +52,8 @@ class Word(msgspec.Struct, array_like=True, frozen=True):
         operation, factor, dtype, shape, compression: What must be the same at all ranks.
         text: What is the matter with the array.
         largest: No magnitude that it encodes is larger; of sums of f16.
+        drawn: The number of its last push that something was drawn for; the next one's is behind
+            those of all.
     """
 
     rank: int
@@ -62,6 +65,7 @@ class Word(msgspec.Struct, array_like=True, frozen=True):
     compression: str
     text: str = ""
     largest: float = 0.0
+    drawn: int = 0
 
 
 _SAME = ("operation", "factor", "dtype", "shape", "compression")
@@ -95,6 +99,9 @@ def agree(raw: Bytes, name: str, key: int | str, ranks: Sequence[int]) -> list[W
         raise CodecError("words of ranks that take no part", expected=list(ranks), got=found)
     if not all(0 <= word.largest < math.inf for word in words):
         raise CodecError("a largest magnitude that is none", got=[word.largest for word in words])
+    if not all(0 <= word.drawn < _MOST_DRAWN for word in words):
+        raise CodecError("a number of a push that is none", expected=f"0 to {_MOST_DRAWN - 1}",
+                         got=[word.drawn for word in words])
     first = words[0]
     for other in words[1:]:
         differing = [f"{what} {getattr(first, what)} and {getattr(other, what)}"
@@ -104,7 +111,7 @@ def agree(raw: Bytes, name: str, key: int | str, ranks: Sequence[int]) -> list[W
                                      f"{first.rank} and {other.rank}: {', '.join(differing)}")
     for word in words:
         if word.state == State.REFUSED:
-            raise TensorError("a gradient that is to be compressed is not finite", key=key,
+            raise TensorError("a gradient of a key with a compression is not finite", key=key,
                               rank=word.rank, expected="no NaN and no infinity", got=word.text)
         if word.state == State.FAILED:
             raise AsyncPSError(f"rank {word.rank} has failed in the sum {name!r}: {word.text}")

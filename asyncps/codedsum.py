@@ -95,6 +95,7 @@ class CodedSum:
         self.count = 0  # of those that take part
         self.is_whole = False  # nothing may be factored
         self.most = 0.0  # no magnitude of the sum is larger, where that was told
+        self._drawn = 0  # the largest number of a push of this key that any of them has had
         self._has_ended = False
         self.failed: AsyncPSError | None = None  # this rank, since all have agreed
 
@@ -113,7 +114,8 @@ class CodedSum:
         word = Word(what.fusing.rank, state, "mean" if what.mean else "sum", what.factor,
                     self.dtype.name, what.place.array.shape,
                     f"{self.codec.name} ({self.codec.parameter:g}"
-                    f"{', halves' if self.codec.half else ''})", text, largest)
+                    f"{', halves' if self.codec.half else ''})", text, largest,
+                    what.coder.draws.number)
         what.fusing.post(_GATHER, self.step(word_bytes(word), self._told), [])
 
     def say_later(self) -> None:
@@ -153,6 +155,7 @@ class CodedSum:
             return
         self.count, self.is_whole = len(words), State.WHOLE in states
         self.most = sum(word.largest for word in words)
+        self._drawn = max(word.drawn for word in words)
         what.fusing.agreed(self.handle)
         self.aside(self.move)
 
@@ -274,7 +277,8 @@ class Encoded(CodedSum):
         """Encode this rank's array; return the seed that travels."""
         what = self.what
         what.rule.follow(what.coder, what.rate)
-        heads, self._seeds = seeding.of_chunks(self.codec, what.coder, what.job, what.info.key,
+        number = what.coder.draws.next(self._drawn) if self.codec.is_seeded else 0
+        heads, self._seeds = seeding.of_chunks(self.codec, number, what.job, what.info.key,
                                                [begin for begin, _ in self.pieces])
         self.payloads = what.coder.encode(
             self.codec, self.gradient(), what.info.nbytes, self.pieces,

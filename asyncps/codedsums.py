@@ -158,7 +158,7 @@ class CodedSums:
 
     def report(self) -> dict[Key, dict[str, Any]]:
         """Say of each key how it is sent, and what that came to."""
-        return gains(self._compression, list(self._infos.values()))
+        return gains(self._compression, list(self._infos.values()), looks=False)
 
     # ---- sums ----
 

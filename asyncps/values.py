@@ -22,7 +22,7 @@ from asyncps.errors import (
     is_text,
     shown,
 )
-from asyncps.roles.coded import Coded, CodedRows
+from asyncps.roles.coded import Coded, SlabRows
 from asyncps.roles.plan import KeyInfo, Plan, SlabPlan, describe
 from asyncps.state.openings import MAX_NAME
 from asyncps.tensor import dtypes
@@ -275,7 +275,7 @@ class Outgoing:
         self._pool = pool
         self.pooled: list[Bytes] = []
         self.copied_bytes = 0
-        self.slabs: list[Bytes | CodedRows] = [
+        self.slabs: list[Bytes | SlabRows] = [
             self._gather(slab, plan, values) for slab in plan.slabs
         ]
         self.large: list[memoryview | Coded] = []

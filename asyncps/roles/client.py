@@ -16,7 +16,7 @@ from typing import Any
 from asyncps.errors import AsyncPSError, ClosedError, ClusterError
 from asyncps.protocol.frames import ASSIGN, PULL, PUSH, PUSHPULL, WAIT, Header
 from asyncps.protocol.messages import AnyMessage, StoreConfig
-from asyncps.roles.coded import Coded, CodedRows, LazyKey, Payload, sending_order
+from asyncps.roles.coded import Coded, LazyKey, Payload, SlabRows, sending_order
 from asyncps.roles.directory import Directory
 from asyncps.roles.encodings import Encodings
 from asyncps.roles.framing import data_frame
@@ -89,7 +89,7 @@ class Client(Directory):
         op: Operation,
         plan: Plan,
         values: Sequence[memoryview | Coded] | None,
-        slabs: Sequence[Bytes | CodedRows] | None,
+        slabs: Sequence[Bytes | SlabRows] | None,
         outs: Sequence[memoryview] | None,
         rows: Sequence[Sequence[Any]] | None,
         priority: int,
@@ -131,7 +131,7 @@ class Client(Directory):
 
     def _walk(
         self, op: Operation, kind: int, plan: Plan, values: Sequence[memoryview | Coded] | None,
-        slabs: Sequence[Bytes | CodedRows] | None, outs: Sequence[memoryview] | None,
+        slabs: Sequence[Bytes | SlabRows] | None, outs: Sequence[memoryview] | None,
         rows: Sequence[Sequence[Any]] | None, priority: int,
     ) -> Iterator[None]:
         """Send all of a call; stops behind each chunk that it has encoded.
@@ -199,13 +199,13 @@ class Client(Directory):
         return unit.track.coming(rows)
 
     def _send_slab(
-        self, op: Operation, kind: int, slab: SlabPlan, buffer: Bytes | CodedRows | None,
+        self, op: Operation, kind: int, slab: SlabPlan, buffer: Bytes | SlabRows | None,
         arrays: Sequence[Any] | None, priority: int,
     ) -> None:
         unit = slab.unit
         out = None if arrays is None else place_of(slab.rule, slab.dtype, None)
         steps = self._steps(kind, unit, slab.spoken_of)
-        if isinstance(buffer, CodedRows):
+        if isinstance(buffer, SlabRows):
             steps = buffer.apart(steps, slab.rows)
         if len(steps) == 1:
             self._when_open(
@@ -220,7 +220,7 @@ class Client(Directory):
             members = slab.rows if step.rows is None else list(step.rows)
             part: memoryview | Payload | None = None
             chosen = [index[row] for row in members]
-            if isinstance(buffer, CodedRows):
+            if isinstance(buffer, SlabRows):
                 part = buffer.part(chosen)
             elif buffer is not None:
                 view = buffer.data

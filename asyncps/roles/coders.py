@@ -46,7 +46,8 @@ class Coders:
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
         self._by_key: dict[Key, KeyCoder] = {}
-        self._waiting: dict[Key, Kept] = {}  # was loaded, of keys that have no coder yet
+        # Was loaded, and at which clock, of keys that have no coder yet.
+        self._waiting: dict[Key, tuple[Kept, int]] = {}
         self._lock = threading.Lock()  # two threads may push a key for the first time
 
     def __getitem__(self, key: Key) -> KeyCoder:
@@ -67,8 +68,9 @@ class Coders:
                 coder = self._by_key.get(key)
                 if coder is None:
                     coder = KeyCoder(elements, self._threads)
-                    loaded = self._waiting.pop(key, _NOTHING)
-                    coder.restore(loaded.residual, loaded.pushes, None, loaded.extra, loaded.codec)
+                    loaded, clock = self._waiting.pop(key, (_NOTHING, 0))
+                    coder.restore(loaded.residual, loaded.pushes, None, loaded.extra, loaded.codec,
+                                  clock)
                     self._by_key[key] = coder
         return coder
 
@@ -78,7 +80,8 @@ class Coders:
             coder = self._by_key.get(key)
             if coder is None:
                 coder = self._by_key[key] = RowCoder(width)
-                coder.pushes = self._waiting.pop(key, _NOTHING).pushes
+                loaded, clock = self._waiting.pop(key, (_NOTHING, 0))
+                coder.restore(None, loaded.pushes, None, clock=clock)
             assert isinstance(coder, RowCoder)
             return coder
 
@@ -91,7 +94,7 @@ class Coders:
 
         Of row-sparse keys copies.
         """
-        found = dict(self._waiting)
+        found = {key: kept for key, (kept, _) in self._waiting.items()}
         found |= {key: _kept(coder) for key, coder in self}
         return {key: kept for key, kept in found.items()
                 if kept.pushes or kept.residual is not None or kept.extra is not None}
@@ -101,14 +104,17 @@ class Coders:
         return [key for key, each in self.kept().items()
                 if each.residual is not None or each.extra is not None]
 
-    def take(self, found: Mapping[Key, Kept], rates: Mapping[Key, Rate | None]) -> None:
+    def take(
+        self, found: Mapping[Key, Kept], rates: Mapping[Key, Rate | None], clocks: Mapping[Key, int]
+    ) -> None:
         """Let this be all that is kept.
 
         Args:
             found: By key; the arrays are ours from now on.
             rates: The learning rates that they are meant for.
+            clocks: Of these keys, as this worker knows them.
         """
-        self._waiting = dict(found)
+        self._waiting = {key: (kept, clocks.get(key, 0)) for key, kept in found.items()}
         for key, kept in found.items():
             if kept.width:
                 self.of_rows(key, kept.width)
@@ -120,18 +126,19 @@ class Coders:
             if isinstance(coder, RowCoder) and kept.residual is not None:
                 assert kept.extra is not None
                 ids, rests = summed(join_ids(kept.extra), kept.residual, coder.width)
-                coder.restore_rows(ids, rests, kept.pushes, rates.get(key))
+                coder.restore_rows(ids, rests, kept.pushes, rates.get(key), clocks.get(key, 0))
             else:
-                coder.restore(kept.residual, kept.pushes, rates.get(key), kept.extra, kept.codec)
+                coder.restore(kept.residual, kept.pushes, rates.get(key), kept.extra, kept.codec,
+                              clocks.get(key, 0))
 
 
 def _kept(coder: KeyCoder) -> Kept:
     if not isinstance(coder, RowCoder):
-        return Kept(coder.residual, coder.pushes, coder.extra, codec=coder.codec)
+        return Kept(coder.residual, coder.saved_pushes, coder.extra, codec=coder.codec)
     ids, rests = coder.rows()
     if not ids.size:
-        return Kept(None, coder.pushes, None, coder.width)
-    return Kept(rests, coder.pushes, split_ids(ids), coder.width)
+        return Kept(None, coder.saved_pushes, None, coder.width)
+    return Kept(rests, coder.saved_pushes, split_ids(ids), coder.width)
 
 
 def _size(array: Floats | None) -> int:

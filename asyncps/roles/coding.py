@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncps.roles import seeding
-from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload
+from asyncps.roles.coded import CodedKey, CodedRows, LazyKey, Payload, skipped_key
 from asyncps.roles.nonfinite import Count, is_skipped
 from asyncps.roles.operation import Operation
 from asyncps.roles.waiting import Waiting
 from asyncps.tensor import dtypes
-from asyncps.tensor.codecs import Codec, Elementwise, Floats, Skip, Take, cut_room
+from asyncps.tensor.codecs import Codec, Elementwise, Floats, Take, cut_room
 from asyncps.tensor.feedback import KeyCoder
 from asyncps.tensor.pool import Bytes, SharedPool
 
@@ -88,18 +88,17 @@ class Large:
             if wide is not None:
                 self._pool.give(wide)
 
-    def skip(self) -> CodedKey:
+    def skip(self, coding: Coding) -> CodedKey:
         """Let all chunks say that there is no gradient."""
+        self._number(coding)
         if self.skipped is not None:
             self.skipped()
-        size = self._info.dtype.itemsize
-        return CodedKey({piece.start: Payload(Skip().head(piece.size // size, 0), memoryview(b""))
-                         for _, piece in self._info.pieces})
+        return skipped_key([piece for _, piece in self._info.pieces], self._info.dtype.itemsize)
 
     def encode(self, take: Take, coding: Coding) -> CodedKey:
         """Encode it."""
         self._coder.settle()  # another thread may have pushed it since it was looked at
-        codec, info, cuts = self.codec, self._info, self._cuts()
+        codec, info, cuts = self.codec, self._info, self._cuts(coding)
         payloads = self._encode_whole(take, cuts)
         coding.undo.append(partial(
             self._coder.put_back, codec, info.nbytes, cuts.pieces, payloads, cuts.seeds,
@@ -122,7 +121,7 @@ class Large:
         next value is to be encoded, if that is sooner.
         """
         self._coder.settle()
-        cuts = self._cuts()
+        cuts = self._cuts(coding)
         encode = (self._encoder_of_chunks(take, cuts) if isinstance(self.codec, Elementwise)
                   else self._encoder_of_all(take, cuts))
         waiting = Waiting(self._coder, len(cuts.pieces), encode)
@@ -177,11 +176,14 @@ class Large:
 
         return encode
 
-    def _cuts(self) -> _Cuts:
+    def _number(self, coding: Coding) -> int:
+        return seeding.number_of(self.codec, self._coder, self._info.clock, coding.undo)
+
+    def _cuts(self, coding: Coding) -> _Cuts:
         """Return where the key is cut, and what each chunk's places are drawn from."""
         info = self._info
         pieces = info.cuts
-        heads, seeds = seeding.of_chunks(self.codec, self._coder, self._seed, info.key,
+        heads, seeds = seeding.of_chunks(self.codec, self._number(coding), self._seed, info.key,
                                          [begin for begin, _ in pieces])
         places = [piece.start for _, piece in info.pieces]
         return _Cuts(places, pieces, heads, seeds)
@@ -241,7 +243,9 @@ class Rows:
         for coder in self._coders:
             coder.settle()
         codec, slab = self._codec, self._slab
-        frame, seeds = seeding.of_rows(codec, self._coders, seed, slab.unit.number, slab.rows,
+        numbers = [seeding.number_of(codec, coder, info.clock, coding.undo)
+                   for info, coder in zip(self._infos, self._coders, strict=True)]
+        heads, seeds = seeding.of_rows(codec, numbers, seed, slab.unit.number, slab.rows,
                                        [info.key for info in self._infos])
         payloads: list[Bytes] = []
         for place, (info, coder, g, own) in enumerate(
@@ -262,7 +266,7 @@ class Rows:
         room = take(sum(payload.nbytes for payload in payloads))
         np.concatenate(payloads, out=room)
         coding.sent_bytes += room.nbytes
-        return CodedRows(codec, self._counts, payloads, room, frame, self._skipped.keys())
+        return CodedRows(codec, self._counts, payloads, room, heads, self._skipped.keys())
 
     def _rows(self) -> list[Floats]:
         found, begin = [], 0

@@ -92,6 +92,7 @@ class CodingRows:
     def encode(self, take: Take, coding: Coding) -> None:
         """Encode it: what is sent are the `coded` of what is pushed."""
         pushed, info, coder = self._pushed, self._pushed.info, self._coder
+        number = seeding.number_of(self._rule.codec, coder, info.clock, coding.undo)
         if self._skipped is not None:  # all servers must hear of it, those of other rows too
             self._skipped()
             pushed.ids = pushed.ids[:0]
@@ -105,7 +106,7 @@ class CodingRows:
         width, nbytes = self._width, len(pushed.values)
         codec, is_as_stored = self._codec(max(end - begin for _, begin, end in full))
         pieces = [(begin * width, end * width) for _, begin, end in full]
-        heads, seeds = seeding.of_chunks(codec, coder, self._seed, info.key,
+        heads, seeds = seeding.of_chunks(codec, number, self._seed, info.key,
                                          [unit.first for unit, _, _ in full])
         payloads = coder.encode_rows(
             codec, pushed.ids, self._g, nbytes, pieces, take, seeds, self._gathered)

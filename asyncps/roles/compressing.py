@@ -18,6 +18,7 @@ from asyncps.roles.coders import Coders
 from asyncps.roles.coding import Coding, Large, Rows
 from asyncps.roles.codingrows import CodingRows, PushedRows
 from asyncps.roles.ending import Last, Place, lasts_of, send_lasts
+from asyncps.roles.looking import Unsent, leave_out, look
 from asyncps.roles.momenta import check_momentum
 from asyncps.roles.rates import Rates
 from asyncps.roles.rules import Keys, Rule, Words, differing
@@ -145,6 +146,25 @@ class Compression:
             return (None, why) if why else (rule, "")
         return rule, ""
 
+    def looks_at(self, info: KeyInfo) -> Rule | None:
+        """Return the rule that names a dense key: its gradients are to be finite, however sent."""
+        rule = self._rule(info.told)
+        is_float = dtypes.by_name(info.spec.dtype).sum == np.float32
+        return rule if rule and not rule.ends and is_float and not info.is_table else None
+
+    def unsent(
+        self, plan: Plan, large: Sequence[Any], slabs: Sequence[Any]
+    ) -> Sequence[Unsent]:
+        """Return which of a call's values that travel as they are have to be skipped; see `look`.
+
+        Raises:
+            TensorError: A value that is NaN or infinite, of a key whose rule does not skip these.
+        """
+        if not plan.looked:
+            return ()
+        return look(plan, large, slabs, self._rank, lambda info: self._coders.of(
+            info.key, info.nbytes // info.dtype.itemsize))
+
     def speaks_of(self, key: Key) -> bool:
         """Tell whether a rule names a key."""
         return self._rule(key) is not None
@@ -260,7 +280,7 @@ class Compression:
 
     def checked(
         self, plan: Plan, large: list[Any], slabs: list[Any], pool: SharedPool, *,
-        tables: Sequence[PushedRows] = (),
+        tables: Sequence[PushedRows] = (), unsent: Sequence[Unsent] = (),
     ) -> Checked:
         """Look at what of a call's values is to be encoded; nothing is encoded yet.
 
@@ -270,6 +290,7 @@ class Compression:
             slabs: Gathered rows.
             pool: Gives memory for a while.
             tables: What is pushed of the row-sparse keys.
+            unsent: What is to be skipped of those that travel as they are.
 
         Raises:
             TensorError: A value that is NaN or infinite, of a key whose rule does not skip these:
@@ -296,33 +317,37 @@ class Compression:
         for each in sparse:
             each.check(self._rank)
         lasts = lasts_of(plan, self.last_of) if self.has_ended else []
-        return Checked(large, slabs, jobs, rows, sparse, lasts, self._seed)
+        return Checked(plan, large, slabs, jobs, rows, sparse, lasts, unsent, self._seed)
 
 
 class Checked:
     """What is to be encoded of one call's values, all of which may be.
 
     Args:
+        plan: Where the keys live.
         large: Byte views of the large keys' values; those encoded become `CodedKey`, those that
             will be as they are sent `LazyKey`.
         slabs: Gathered rows; those encoded become `CodedRows`.
         jobs, rows: What is encoded of them, and in which places.
         sparse: What is pushed of row-sparse keys; those encoded get their `coded`.
         lasts: What goes as it is, with what was kept of it.
+        unsent: What would go as it is, and is skipped.
         seed: What random places are drawn for.
     """
 
     def __init__(
-        self, large: list[Any], slabs: list[Any], jobs: Sequence[tuple[int, Large]],
+        self, plan: Plan, large: list[Any], slabs: list[Any], jobs: Sequence[tuple[int, Large]],
         rows: Sequence[tuple[int, Rows]], sparse: Sequence[CodingRows],
-        lasts: Sequence[Place], seed: tuple[str, int],
+        lasts: Sequence[Place], unsent: Sequence[Unsent], seed: tuple[str, int],
     ) -> None:
+        self._plan = plan
         self._large = large
         self._slabs = slabs
         self._jobs = jobs
         self._rows = rows
         self._sparse = sparse
         self._lasts = lasts
+        self.unsent = unsent
         self._seed = seed
 
     def encode(self, take: Take, *, lent: bool = False) -> Coding:
@@ -337,7 +362,7 @@ class Checked:
         try:
             for place, one in self._jobs:
                 self._large[place] = (
-                    one.skip() if one.skipped is not None
+                    one.skip(coding) if one.skipped is not None
                     else one.later(take, coding) if lent and one.may_wait
                     else one.encode(take, coding)
                 )
@@ -346,6 +371,7 @@ class Checked:
             for each in self._sparse:
                 each.encode(take, coding)
             send_lasts(self._lasts, self._large, self._slabs, take, coding)
+            leave_out(self._plan, self.unsent, self._large, self._slabs)
         except BaseException:
             coding.put_back()
             raise

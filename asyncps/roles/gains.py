@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def gains(
-    compression: Compression, infos: Sequence[KeyInfo], link_bytes_s: float | None = None
+    compression: Compression, infos: Sequence[KeyInfo], link_bytes_s: float | None = None, *,
+    looks: bool = True,
 ) -> dict[Key, dict[str, Any]]:
     """Say of each key how it is sent, and what that came to.
 
@@ -24,6 +25,7 @@ def gains(
         compression: The rules and what was encoded by them.
         infos: The keys.
         link_bytes_s: How fast the links to the servers are, None while that is unknown.
+        looks: Gradients that travel as they are have been looked at, where a rule names them.
     """
     found: dict[Key, dict[str, Any]] = {}
     every = sorted(infos, key=lambda info: info.told != info.key) if compression.is_set else ()
@@ -42,6 +44,8 @@ def gains(
             "bytes_sent": info.dense_bytes + (coder.sent_bytes if coder else 0),
             "error_norm": coder.error_norm() if coder else 0.0,
         }
+        if looks and rule is None and compression.looks_at(info) is not None:
+            told["skipped"] = coder.skipped if coder else 0
         if rule is not None:
             told |= {
                 "encode_s": coder.encode_s if coder else 0.0,

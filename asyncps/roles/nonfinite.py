@@ -59,8 +59,8 @@ def is_told(
     if np.isfinite(g[at]) and residual is not None:
         got += f" beside {residual[at]} that was not sent yet"
     if not skip:
-        raise TensorError("a gradient that is to be compressed is not finite", key=key, rank=rank,
-                          expected="no NaN and no infinity", got=got)
+        raise TensorError("a gradient of a key with a compression is not finite", key=key,
+                          rank=rank, expected="no NaN and no infinity", got=got)
     return partial(_count, coder, key, rank, got)
 
 

@@ -116,6 +116,12 @@ class KeyInfo:
         self.pieces = pieces
 
     @property
+    def clock(self) -> int:
+        """The last round of it that this worker has begun; the loop may be behind its callers."""
+        unit, piece = self.pieces[0]
+        return unit.track.clock_of(max(piece.row, 0))
+
+    @property
     def cuts(self) -> list[tuple[int, int]]:
         """Where it is cut, in elements."""
         size = self.dtype.itemsize
@@ -160,11 +166,13 @@ class Plan:
         rules: By which each of the large keys is; empty when none is.
         table_rules: By which each of the row-sparse ones is.
         dense: Those that are pushed as they are, or may be, where something is compressed.
+        looked: Those of them whose gradients are looked at, by their place in the call, and the
+            rule that says so.
     """
 
     __slots__ = (
-        "coded", "dense", "empty", "infos", "large", "lone", "rules", "slabs", "table_rules",
-        "tables",
+        "coded", "dense", "empty", "infos", "large", "lone", "looked", "rules", "slabs",
+        "table_rules", "tables",
     )
 
     def __init__(
@@ -181,10 +189,13 @@ class Plan:
         slabs: dict[tuple[RemoteUnit, Rule | None], list[tuple[int, int, KeyInfo]]] = {}
         self.table_rules: list[Rule | None] = []
         self.dense: list[KeyInfo] = []
+        self.looked: dict[int, Rule] = {}
         for index, info in enumerate(infos):
             rule = None if compression is None else compression.rule_of(info)[0]
             if compression is not None and (rule is None or rule.ends):
                 self.dense.append(info)
+                if (looks := compression.looks_at(info)) is not None:
+                    self.looked[index] = looks
             if info.is_table:
                 self.table_rules.append(rule)
             elif info.pieces and info.pieces[0][0].slab:

@@ -251,7 +251,8 @@ def install(
             worker.node.rank, worker.node.num_workers, worker.config.job, client.number,
             threads_of(worker.config.kernel_threads))
     compression.rates.use(client.optimizer, client.hyper)
-    compression.coders.take(found, {key: compression.rates.of(key) for key in found})
+    clocks = {key: client.keys[key].clock for key in found if key in client.keys}
+    compression.coders.take(found, {key: compression.rates.of(key) for key in found}, clocks)
     idle = [client.keys[key].told for key, kept in found.items() if kept.residual is not None
             and key in client.keys and not compression.sends(client.keys[key])]
     if idle:

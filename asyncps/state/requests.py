@@ -53,6 +53,11 @@ class UnitTrack:
         """The last clock that any row was pushed at."""
         return self._clock if self._clocks is None else max(self._clocks, default=0)
 
+    def clock_of(self, row: int) -> int:
+        """Return the last clock that a row was pushed at. Any thread."""
+        clocks = self._clocks
+        return self._clock if clocks is None else clocks[row]
+
     def grow(self, rows: int) -> None:
         """Take note that the slab has more rows now; new ones begin at clock 0."""
         extra = rows - self.rows

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asyncps.tensor.codecs import Codec, Elementwise, Floats, Pieces, Stateful, Take
+from asyncps.tensor.draws import Draws
 from asyncps.tensor.pool import Bytes
 from asyncps_ext import quantize, reduce
 
@@ -60,7 +61,8 @@ class KeyCoder:
         extra: What a `Stateful` codec keeps beside it, float32; None before its first push.
         codec: The name of the one by which it was encoded last, and whose `extra` and `pushes` are;
             "": none, or nobody knows.
-        pushes: How often it was encoded.
+        pushes: How often it was encoded by a `Stateful` codec.
+        draws: What numbers pushes have for which something is drawn.
         before_bytes: Of the values that were encoded, as the key stores them.
         sent_bytes: Of what they became.
         encode_s: Seconds that it took.
@@ -70,7 +72,7 @@ class KeyCoder:
     """
 
     __slots__ = (
-        "_bound", "_lock", "_rate", "before_bytes", "codec", "encode_s", "extra", "pushes",
+        "_bound", "_lock", "_rate", "before_bytes", "codec", "draws", "encode_s", "extra", "pushes",
         "residual", "sent_bytes", "size", "skipped", "threads", "waiting",
     )
 
@@ -81,6 +83,7 @@ class KeyCoder:
         self.extra: Floats | None = None
         self.codec = ""
         self.pushes = 0
+        self.draws = Draws()
         self.before_bytes = 0
         self.sent_bytes = 0
         self.encode_s = 0.0
@@ -130,12 +133,14 @@ class KeyCoder:
 
     def restore(
         self, residual: Floats | None, pushes: int, rate: Rate | None,
-        extra: Floats | None = None, codec: str = "",
+        extra: Floats | None = None, codec: str = "", clock: int = 0,
     ) -> None:
-        """Take what was saved; the arrays are ours from now on."""
+        """Take what was saved, at a clock of the key; the arrays are ours from now on."""
         with self._lock:
-            self.residual, self.pushes, self._rate = residual, pushes, rate
+            self.residual, self._rate = residual, rate
             self.extra, self.codec = extra, codec
+            self.pushes = pushes
+            self.draws.restore(pushes, clock)
             self._bound = 0.0 if residual is None and extra is None else math.inf
 
     def count_nonfinite(self, g: Floats, codec: Codec | None = None) -> tuple[int, int]:
@@ -346,8 +351,7 @@ class KeyCoder:
     def take_out(self) -> Floats | None:
         """Return what was not sent, None for nothing; nothing is kept any more.
 
-        Pushes are counted on: all workers draw places from their number, and not all have kept
-        something. A codec that keeps something beside counts from the start, since that is gone.
+        A codec that keeps something beside counts from the start, since that is gone.
         """
         with self._lock:
             kept, self.residual, self.extra = self.residual, None, None
@@ -361,11 +365,10 @@ class KeyCoder:
                 kept += self.residual
             self.residual, self._bound = kept, math.inf
 
-    def next_push(self) -> int:
-        """Return the number of a push, from 1, for seeds."""
-        with self._lock:
-            self.pushes += 1
-            return self.pushes
+    @property
+    def saved_pushes(self) -> int:
+        """How often it was pushed, as a checkpoint says it."""
+        return self.draws.number if self.extra is None else self.pushes
 
     def paid(self, link_bytes_s: float | None) -> bool | None:
         """Tell whether the bytes saved would have taken longer than encoding did.

@@ -167,15 +167,18 @@ class RowCoder(KeyCoder):
 
     def restore(
         self, residual: Floats | None, pushes: int, rate: Rate | None,
-        extra: Floats | None = None, codec: str = "",
+        extra: Floats | None = None, codec: str = "", clock: int = 0,
     ) -> None:
         """Have nothing left of any row."""
         with self._lock:
             self.pushes, self._rate = pushes, rate
+            self.draws.restore(pushes, clock)
             self._moment += 1
             self.rests.clear()
 
-    def restore_rows(self, ids: Ids, rests: Floats, pushes: int, rate: Rate | None) -> None:
+    def restore_rows(
+        self, ids: Ids, rests: Floats, pushes: int, rate: Rate | None, clock: int = 0
+    ) -> None:
         """Take what was saved.
 
         Args:
@@ -183,8 +186,9 @@ class RowCoder(KeyCoder):
             rests: float32, what is left of these rows.
             pushes: How often the key was encoded.
             rate: The learning rate that it is meant for.
+            clock: Of the key.
         """
-        self.restore(None, pushes, rate)
+        self.restore(None, pushes, rate, clock=clock)
         with self._lock:
             self._moment += 1
             self.rests.put(ids, rests)

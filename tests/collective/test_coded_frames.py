@@ -37,6 +37,8 @@ def test_what_is_said_is_heard() -> None:
     ({"state": State.FAILED, "text": "MemoryError()"}, AsyncPSError, "rank 1 has failed.*Memory"),
     ({"largest": float("nan")}, CodecError, "largest"),
     ({"largest": -1.0}, CodecError, "largest"),
+    ({"drawn": -1}, CodecError, "number of a push"),
+    ({"drawn": 1 << 62}, CodecError, "number of a push"),
     ({"rank": 0}, CodecError, r"take no part.*got \[0, 0\]"),
     ({"rank": 2}, CodecError, r"take no part.*got \[0, 2\]"),
 ])  # fmt: skip

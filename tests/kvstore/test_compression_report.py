@@ -87,7 +87,8 @@ def test_a_key_that_travels_as_it_is_tells_its_bytes_and_what_it_keeps() -> None
         store.push("w", np.ones(20_000, "f4"))
         report = store.compression_report()
         assert report["bias"] == {"codec": "dense", "why": "smaller than 65536 bytes",
-                                  "bytes_before": 160, "bytes_sent": 160, "error_norm": 0}
+                                  "bytes_before": 160, "bytes_sent": 160, "error_norm": 0,
+                                  "skipped": 0}
         assert report["w"]["why"] == f"smaller than {1 << 30} bytes"
         assert report["w"]["bytes_before"] == 3 * 80_000
         assert report["w"]["bytes_sent"] == 2 * 8 * 5_000 + 80_000

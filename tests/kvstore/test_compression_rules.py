@@ -110,7 +110,8 @@ def test_small_keys_go_dense_and_large_ones_do_not() -> None:
         store.set_gradient_compression({"type": "topk"})
         report = store.compression_report()
         assert report["small"] == {"codec": "dense", "why": "smaller than 65536 bytes",
-                                   "bytes_before": 0, "bytes_sent": 0, "error_norm": 0}
+                                   "bytes_before": 0, "bytes_sent": 0, "error_norm": 0,
+                                   "skipped": 0}
         assert report["large"]["codec"] == "topk"
 
     on_cluster(work, workers=1)

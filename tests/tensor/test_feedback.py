@@ -42,14 +42,14 @@ def test_a_codec_that_saves_nothing_has_not_paid() -> None:
 
 
 @pytest.mark.parametrize("has_residual", [True, False])
-def test_pushes_are_counted_on_when_what_was_kept_is_taken_out(has_residual: bool) -> None:
+def test_numbers_go_on_when_what_was_kept_is_taken_out(has_residual: bool) -> None:
     """Workers that had kept nothing take nothing out, and all must draw the same places."""
     coder = KeyCoder(3)
-    assert coder.next_push() == 1
+    assert coder.draws.next() == 1
     if has_residual:
         coder.residual = np.ones(3, "f4")
     assert (coder.take_out() is not None) is has_residual
-    assert coder.next_push() == 2
+    assert coder.draws.next() == 2
 
 
 def test_a_codec_with_memory_begins_anew_when_what_was_kept_was_taken_out() -> None:

@@ -1,6 +1,6 @@
 /* The update loops of AdaGrad, RMSProp and FTRL; the end of optim_body.h, under its rules. */
 
-APS_TARGET static APS_INLINE void APS_FN(adagrad_loop)(const aps_optim_args *a, const int clipped)
+APS_TARGET static APS_INLINE void APS_OF(adagrad_loop)(const aps_optim_args *a, const int clipped)
 {
     APS_ELEM *out = (APS_ELEM *)a->out, *h = (APS_ELEM *)a->m;
     const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
@@ -12,22 +12,22 @@ APS_TARGET static APS_INLINE void APS_FN(adagrad_loop)(const aps_optim_args *a, 
         const APS_REAL weight = w[i];
         APS_REAL grad = rescale * g[i];
         if (clipped)
-            grad = APS_FN(bound)(grad, clip);
+            grad = APS_OF(bound)(grad, clip);
         const APS_REAL history = h[i] + grad * grad;
         h[i] = history;
         out[i] = weight - lr * (grad / APS_SQRT(history + eps) + wd * weight);
     }
 }
 
-APS_TARGET static void APS_FN(adagrad)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(adagrad)(const aps_optim_args *a)
 {
     if (a->clip >= 0)
-        APS_FN(adagrad_loop)(a, 1);
+        APS_OF(adagrad_loop)(a, 1);
     else
-        APS_FN(adagrad_loop)(a, 0);
+        APS_OF(adagrad_loop)(a, 0);
 }
 
-APS_TARGET static APS_INLINE void APS_FN(rmsprop_loop)(const aps_optim_args *a, const int clipped,
+APS_TARGET static APS_INLINE void APS_OF(rmsprop_loop)(const aps_optim_args *a, const int clipped,
                                                        const int bounded)
 {
     APS_ELEM *out = (APS_ELEM *)a->out, *v = (APS_ELEM *)a->v;
@@ -42,29 +42,29 @@ APS_TARGET static APS_INLINE void APS_FN(rmsprop_loop)(const aps_optim_args *a, 
         const APS_REAL weight = w[i];
         APS_REAL grad = rescale * g[i] + wd * weight;
         if (clipped)
-            grad = APS_FN(bound)(grad, clip);
+            grad = APS_OF(bound)(grad, clip);
         const APS_REAL variance = gamma1 * v[i] + rest1 * grad * grad;
         v[i] = variance;
         APS_REAL next = weight - lr * (grad / APS_SQRT(variance + eps));
         if (bounded)
-            next = APS_FN(bound)(next, most);
+            next = APS_OF(bound)(next, most);
         out[i] = next;
     }
 }
 
-APS_TARGET static void APS_FN(rmsprop)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(rmsprop)(const aps_optim_args *a)
 {
     if (a->clip >= 0 && a->clip_weights >= 0)
-        APS_FN(rmsprop_loop)(a, 1, 1);
+        APS_OF(rmsprop_loop)(a, 1, 1);
     else if (a->clip >= 0)
-        APS_FN(rmsprop_loop)(a, 1, 0);
+        APS_OF(rmsprop_loop)(a, 1, 0);
     else if (a->clip_weights >= 0)
-        APS_FN(rmsprop_loop)(a, 0, 1);
+        APS_OF(rmsprop_loop)(a, 0, 1);
     else
-        APS_FN(rmsprop_loop)(a, 0, 0);
+        APS_OF(rmsprop_loop)(a, 0, 0);
 }
 
-APS_TARGET static APS_INLINE void APS_FN(centered_loop)(const aps_optim_args *a, const int clipped,
+APS_TARGET static APS_INLINE void APS_OF(centered_loop)(const aps_optim_args *a, const int clipped,
                                                         const int bounded)
 {
     APS_ELEM *out = (APS_ELEM *)a->out, *v = (APS_ELEM *)a->v;
@@ -80,7 +80,7 @@ APS_TARGET static APS_INLINE void APS_FN(centered_loop)(const aps_optim_args *a,
         const APS_REAL weight = w[i];
         APS_REAL grad = rescale * g[i] + wd * weight;
         if (clipped)
-            grad = APS_FN(bound)(grad, clip);
+            grad = APS_OF(bound)(grad, clip);
         const APS_REAL variance = gamma1 * v[i] + rest1 * grad * grad;
         const APS_REAL mean = gamma1 * m[i] + rest1 * grad;
         const APS_REAL moved =
@@ -90,24 +90,24 @@ APS_TARGET static APS_INLINE void APS_FN(centered_loop)(const aps_optim_args *a,
         d[i] = moved;
         APS_REAL next = weight + moved;
         if (bounded)
-            next = APS_FN(bound)(next, most);
+            next = APS_OF(bound)(next, most);
         out[i] = next;
     }
 }
 
-APS_TARGET static void APS_FN(rmsprop_centered)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(rmsprop_centered)(const aps_optim_args *a)
 {
     if (a->clip >= 0 && a->clip_weights >= 0)
-        APS_FN(centered_loop)(a, 1, 1);
+        APS_OF(centered_loop)(a, 1, 1);
     else if (a->clip >= 0)
-        APS_FN(centered_loop)(a, 1, 0);
+        APS_OF(centered_loop)(a, 1, 0);
     else if (a->clip_weights >= 0)
-        APS_FN(centered_loop)(a, 0, 1);
+        APS_OF(centered_loop)(a, 0, 1);
     else
-        APS_FN(centered_loop)(a, 0, 0);
+        APS_OF(centered_loop)(a, 0, 0);
 }
 
-APS_TARGET static APS_INLINE void APS_FN(ftrl_loop)(const aps_optim_args *a, const int clipped)
+APS_TARGET static APS_INLINE void APS_OF(ftrl_loop)(const aps_optim_args *a, const int clipped)
 {
     APS_ELEM *out = (APS_ELEM *)a->out, *z = (APS_ELEM *)a->m, *v = (APS_ELEM *)a->v;
     const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
@@ -119,7 +119,7 @@ APS_TARGET static APS_INLINE void APS_FN(ftrl_loop)(const aps_optim_args *a, con
     for (ptrdiff_t i = 0; i < n; i++) {
         APS_REAL grad = rescale * g[i];
         if (clipped)
-            grad = APS_FN(bound)(grad, clip);
+            grad = APS_OF(bound)(grad, clip);
         const APS_REAL more = v[i] + grad * grad;
         const APS_REAL root = APS_SQRT(more);
         const APS_REAL pull = z[i] + (grad - (root - APS_SQRT(v[i])) * w[i] / lr);
@@ -132,10 +132,10 @@ APS_TARGET static APS_INLINE void APS_FN(ftrl_loop)(const aps_optim_args *a, con
     }
 }
 
-APS_TARGET static void APS_FN(ftrl)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(ftrl)(const aps_optim_args *a)
 {
     if (a->clip >= 0)
-        APS_FN(ftrl_loop)(a, 1);
+        APS_OF(ftrl_loop)(a, 1);
     else
-        APS_FN(ftrl_loop)(a, 0);
+        APS_OF(ftrl_loop)(a, 0);
 }

@@ -1,16 +1,16 @@
 /* The update loops of asyncps_ext.optim; included once for each variant and each real type by
- * optim_kernels.h, which sets APS_TARGET, APS_FN(name), APS_REAL (arithmetic), APS_ELEM (in memory)
- * and APS_SQRT. Hyper-parameters are rounded to APS_REAL once; nothing is reassociated.
+ * optim_variant.h, which sets APS_OF(name), APS_REAL (arithmetic), APS_ELEM (in memory) and
+ * APS_SQRT. Hyper-parameters are rounded to APS_REAL once; nothing is reassociated.
  */
 
 /* NaN passes: both comparisons are false. */
-APS_TARGET static APS_INLINE APS_REAL APS_FN(bound)(APS_REAL x, APS_REAL limit)
+APS_TARGET static APS_INLINE APS_REAL APS_OF(bound)(APS_REAL x, APS_REAL limit)
 {
     x = x > limit ? limit : x;
     return x < -limit ? -limit : x;
 }
 
-APS_TARGET static void APS_FN(test)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(test)(const aps_optim_args *a)
 {
     APS_ELEM *out = (APS_ELEM *)a->out;
     const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
@@ -21,7 +21,7 @@ APS_TARGET static void APS_FN(test)(const aps_optim_args *a)
         out[i] = w[i] + rescale * g[i];
 }
 
-APS_TARGET static APS_INLINE void APS_FN(sgd_loop)(const aps_optim_args *a, const int clipped)
+APS_TARGET static APS_INLINE void APS_OF(sgd_loop)(const aps_optim_args *a, const int clipped)
 {
     APS_ELEM *out = (APS_ELEM *)a->out;
     const APS_ELEM *w = (const APS_ELEM *)a->w, *g = (const APS_ELEM *)a->g;
@@ -32,21 +32,21 @@ APS_TARGET static APS_INLINE void APS_FN(sgd_loop)(const aps_optim_args *a, cons
     for (ptrdiff_t i = 0; i < n; i++) {
         APS_REAL grad = rescale * g[i];
         if (clipped)
-            grad = APS_FN(bound)(grad, clip);
+            grad = APS_OF(bound)(grad, clip);
         grad = grad + wd * w[i];
         out[i] = w[i] - lr * grad;
     }
 }
 
-APS_TARGET static void APS_FN(sgd)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(sgd)(const aps_optim_args *a)
 {
     if (a->clip >= 0)
-        APS_FN(sgd_loop)(a, 1);
+        APS_OF(sgd_loop)(a, 1);
     else
-        APS_FN(sgd_loop)(a, 0);
+        APS_OF(sgd_loop)(a, 0);
 }
 
-APS_TARGET static APS_INLINE void APS_FN(momentum_loop)(const aps_optim_args *a,
+APS_TARGET static APS_INLINE void APS_OF(momentum_loop)(const aps_optim_args *a,
                                                         const int clipped, const int nesterov)
 {
     APS_ELEM *out = (APS_ELEM *)a->out, *m = (APS_ELEM *)a->m;
@@ -59,7 +59,7 @@ APS_TARGET static APS_INLINE void APS_FN(momentum_loop)(const aps_optim_args *a,
     for (ptrdiff_t i = 0; i < n; i++) {
         APS_REAL grad = rescale * g[i];
         if (clipped)
-            grad = APS_FN(bound)(grad, clip);
+            grad = APS_OF(bound)(grad, clip);
         const APS_REAL weight = w[i];
         const APS_REAL kept = momentum * m[i];
         const APS_REAL moved = kept - lr * (grad + wd * weight);
@@ -69,21 +69,21 @@ APS_TARGET static APS_INLINE void APS_FN(momentum_loop)(const aps_optim_args *a,
     }
 }
 
-APS_TARGET static void APS_FN(sgd_momentum)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(sgd_momentum)(const aps_optim_args *a)
 {
     if (a->clip >= 0 && a->nesterov)
-        APS_FN(momentum_loop)(a, 1, 1);
+        APS_OF(momentum_loop)(a, 1, 1);
     else if (a->clip >= 0)
-        APS_FN(momentum_loop)(a, 1, 0);
+        APS_OF(momentum_loop)(a, 1, 0);
     else if (a->nesterov)
-        APS_FN(momentum_loop)(a, 0, 1);
+        APS_OF(momentum_loop)(a, 0, 1);
     else
-        APS_FN(momentum_loop)(a, 0, 0);
+        APS_OF(momentum_loop)(a, 0, 0);
 }
 
 /* Steps with Adam's moments. Adam decays the gradient, before the clip; AdamW the weights; LAMB's
  * out is the direction of its step, whose length is not known yet. */
-APS_TARGET static APS_INLINE void APS_FN(moments_loop)(const aps_optim_args *a, const int clipped,
+APS_TARGET static APS_INLINE void APS_OF(moments_loop)(const aps_optim_args *a, const int clipped,
                                                        const int kind)
 {
     APS_ELEM *out = (APS_ELEM *)a->out, *m = (APS_ELEM *)a->m, *v = (APS_ELEM *)a->v;
@@ -102,7 +102,7 @@ APS_TARGET static APS_INLINE void APS_FN(moments_loop)(const aps_optim_args *a, 
         if (kind == APS_ADAM)
             grad = grad + wd * weight;
         if (clipped)
-            grad = APS_FN(bound)(grad, clip);
+            grad = APS_OF(bound)(grad, clip);
         const APS_REAL mean = beta1 * m[i] + rest1 * grad;
         const APS_REAL variance = beta2 * v[i] + rest2 * grad * grad;
         m[i] = mean;
@@ -116,33 +116,33 @@ APS_TARGET static APS_INLINE void APS_FN(moments_loop)(const aps_optim_args *a, 
     }
 }
 
-APS_TARGET static void APS_FN(adam)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(adam)(const aps_optim_args *a)
 {
     if (a->clip >= 0)
-        APS_FN(moments_loop)(a, 1, APS_ADAM);
+        APS_OF(moments_loop)(a, 1, APS_ADAM);
     else
-        APS_FN(moments_loop)(a, 0, APS_ADAM);
+        APS_OF(moments_loop)(a, 0, APS_ADAM);
 }
 
-APS_TARGET static void APS_FN(adamw)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(adamw)(const aps_optim_args *a)
 {
     if (a->clip >= 0)
-        APS_FN(moments_loop)(a, 1, APS_ADAMW);
+        APS_OF(moments_loop)(a, 1, APS_ADAMW);
     else
-        APS_FN(moments_loop)(a, 0, APS_ADAMW);
+        APS_OF(moments_loop)(a, 0, APS_ADAMW);
 }
 
-APS_TARGET static void APS_FN(lamb_direction)(const aps_optim_args *a)
+APS_TARGET static void APS_OF(lamb_direction)(const aps_optim_args *a)
 {
     if (a->clip >= 0)
-        APS_FN(moments_loop)(a, 1, APS_LAMB);
+        APS_OF(moments_loop)(a, 1, APS_LAMB);
     else
-        APS_FN(moments_loop)(a, 0, APS_LAMB);
+        APS_OF(moments_loop)(a, 0, APS_LAMB);
 }
 
 /* Eight partial sums, in every variant the same: vector code may hold them in one register or in
  * four. */
-APS_TARGET static double APS_FN(squares)(const void *given, ptrdiff_t n)
+APS_TARGET static double APS_OF(squares)(const void *given, ptrdiff_t n)
 {
     const APS_ELEM *x = (const APS_ELEM *)given;
     double s[8] = {0};

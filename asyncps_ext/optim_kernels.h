@@ -30,27 +30,13 @@ typedef struct {
     aps_squares squares[2];
 } aps_optim_table;
 
-#define APS_TARGET
-#define APS_NAME(name) APS_JOIN(aps_baseline_, name)
-#define APS_VARIANT "baseline"
-#include "optim_variant.h"
-#undef APS_TARGET
-#undef APS_NAME
-#undef APS_VARIANT
-
-#if APS_HAVE_V3
-#define APS_TARGET APS_TARGET_V3
-#define APS_NAME(name) APS_JOIN(aps_v3_, name)
-#define APS_VARIANT "x86-64-v3"
-#include "optim_variant.h"
-#undef APS_TARGET
-#undef APS_NAME
-#undef APS_VARIANT
-#endif
+#define APS_BODY "optim_variant.h"
+#include "each_variant.h"
 
 static const aps_optim_table *aps_optim_table_at(int i)
 {
-    return APS_TABLE_AT(i);
+    static const aps_optim_table *const tables[] = APS_TABLES;
+    return APS_TABLE_AT(tables, i);
 }
 
 #endif

@@ -1,6 +1,6 @@
-/* The loops of 2bit, 1bit and onebit; included once for each variant by quantize_kernels.h, which
- * sets APS_TARGET, APS_FN(name) and APS_VECTORS (1: AVX2). The first value of a byte has its top
- * bits. Payloads are whole words of 32 bits; what is behind the last value is 0.
+/* The loops of 2bit, 1bit and onebit; included once for each variant by quantize_variant.h, with
+ * AVX2 where APS_VECTORS says so. The first value of a byte has its top bits. Payloads are whole
+ * words of 32 bits; what is behind the last value is 0.
  */
 
 #if APS_VECTORS

@@ -57,37 +57,13 @@ static APS_UNUSED void aps_make_one_nan(aps_f32 *values, ptrdiff_t n)
 #define APS_BOTH(name, residual, ...) \
     ((residual) != NULL ? APS_FN(name)(__VA_ARGS__, 1) : APS_FN(name)(__VA_ARGS__, 0))
 
-#define APS_TARGET
-#define APS_FN(name) APS_JOIN(aps_baseline_, name)
-#define APS_VARIANT "baseline"
-#define APS_VECTORS 0
-#include "quantize_bits.h"
-#include "quantize_values.h"
-#include "quantize_scan.h"
-#include "quantize_variant.h"
-#undef APS_TARGET
-#undef APS_FN
-#undef APS_VARIANT
-#undef APS_VECTORS
-
-#if APS_HAVE_V3
-#define APS_TARGET APS_TARGET_V3
-#define APS_FN(name) APS_JOIN(aps_v3_, name)
-#define APS_VARIANT "x86-64-v3"
-#define APS_VECTORS 1
-#include "quantize_bits.h"
-#include "quantize_values.h"
-#include "quantize_scan.h"
-#include "quantize_variant.h"
-#undef APS_TARGET
-#undef APS_FN
-#undef APS_VARIANT
-#undef APS_VECTORS
-#endif
+#define APS_BODY "quantize_variant.h"
+#include "each_variant.h"
 
 static const aps_quantize_table *aps_quantize_table_at(int i)
 {
-    return APS_TABLE_AT(i);
+    static const aps_quantize_table *const tables[] = APS_TABLES;
+    return APS_TABLE_AT(tables, i);
 }
 
 #endif

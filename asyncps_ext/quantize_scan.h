@@ -1,5 +1,5 @@
 /* The loops that only look: what is not finite, and the largest magnitude; included once for each
- * variant by quantize_kernels.h behind quantize_bits.h.
+ * variant by quantize_variant.h behind quantize_bits.h.
  */
 
 /* ---- NaN and infinities, in strips whose counts fit 32 bits and which the caches keep */

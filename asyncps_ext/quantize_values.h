@@ -1,5 +1,5 @@
 /* The loops of int8 blocks, and of f16 and bf16 with what is kept; included once for each variant
- * by quantize_kernels.h behind quantize_bits.h.
+ * by quantize_variant.h behind quantize_bits.h.
  */
 
 /* ---- int8: 256 values share a scale, the largest magnitude / 127 */

@@ -1,4 +1,10 @@
-/* The table of asyncps_ext.quantize; included once for each variant, behind its loops. */
+/* The loops of asyncps_ext.quantize and their table; included once for each variant
+ * (each_variant.h).
+ */
+
+#include "quantize_bits.h"
+#include "quantize_values.h"
+#include "quantize_scan.h"
 
 static const aps_quantize_table APS_FN(table) = {
     APS_VARIANT,

@@ -1,5 +1,5 @@
-/* The loops of asyncps_ext.reduce; included once for each variant by reduce_kernels.h, which sets
- * APS_TARGET (function attributes), APS_FN(name) and APS_F16C (1: use the conversion instructions).
+/* The loops of asyncps_ext.reduce; included once for each variant (each_variant.h), where
+ * APS_VECTORS says that there are instructions that convert float16.
  */
 
 #define APS_ADD(name, T)                                                                     \
@@ -66,7 +66,7 @@ APS_TARGET static void APS_FN(scale_f64)(void *x_, double factor, ptrdiff_t n)
 
 /* f16: how many elements the instructions took; the plain loops below do the rest (or all). */
 
-#if APS_F16C
+#if APS_VECTORS
 APS_TARGET static APS_INLINE __m256 APS_FN(load_f16)(const aps_u16 *x)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)x));
@@ -78,7 +78,7 @@ APS_TARGET static void APS_FN(add_f16)(void *acc_, const void *x_, ptrdiff_t n)
     aps_f32 *acc = (aps_f32 *)acc_;
     const aps_u16 *x = (const aps_u16 *)x_;
     ptrdiff_t i = 0;
-#if APS_F16C
+#if APS_VECTORS
     for (; i + 8 <= n; i += 8) {
         __m256 sum = _mm256_add_ps(_mm256_loadu_ps((const float *)(acc + i)),
                                    APS_FN(load_f16)(x + i));
@@ -95,7 +95,7 @@ APS_TARGET static void APS_FN(widen_f16)(void *out_, const void *x_, ptrdiff_t n
     aps_f32 *out = (aps_f32 *)out_;
     const aps_u16 *x = (const aps_u16 *)x_;
     ptrdiff_t i = 0;
-#if APS_F16C
+#if APS_VECTORS
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps((float *)(out + i), APS_FN(load_f16)(x + i));
 #endif
@@ -109,7 +109,7 @@ APS_TARGET static void APS_FN(narrow_f16)(void *out_, const void *x_, ptrdiff_t 
     aps_u16 *out = (aps_u16 *)out_;
     const aps_f32 *x = (const aps_f32 *)x_;
     ptrdiff_t i = 0;
-#if APS_F16C
+#if APS_VECTORS
     for (; i + 8 <= n; i += 8) {
         __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps((const float *)(x + i)),
                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -19,31 +19,13 @@ typedef struct {
 /* Elements that are summed at once: a block of float64 takes a quarter of the smallest L1. */
 #define APS_SUM_BLOCK 1024
 
-#define APS_TARGET
-#define APS_FN(name) APS_JOIN(aps_baseline_, name)
-#define APS_VARIANT "baseline"
-#define APS_F16C 0
-#include "reduce_body.h"
-#undef APS_TARGET
-#undef APS_FN
-#undef APS_VARIANT
-#undef APS_F16C
-
-#if APS_HAVE_V3
-#define APS_TARGET APS_TARGET_V3
-#define APS_FN(name) APS_JOIN(aps_v3_, name)
-#define APS_VARIANT "x86-64-v3"
-#define APS_F16C 1
-#include "reduce_body.h"
-#undef APS_TARGET
-#undef APS_FN
-#undef APS_VARIANT
-#undef APS_F16C
-#endif
+#define APS_BODY "reduce_body.h"
+#include "each_variant.h"
 
 static const aps_reduce_table *aps_reduce_table_at(int i)
 {
-    return APS_TABLE_AT(i);
+    static const aps_reduce_table *const tables[] = APS_TABLES;
+    return APS_TABLE_AT(tables, i);
 }
 
 #endif

@@ -1,9 +1,56 @@
-/* One variant of the loops of asyncps_ext.select that look at every element; included by
- * select_kernels.h with APS_TARGET, APS_FN(name), APS_VARIANT and APS_AVX2 set.
+/* The loops of asyncps_ext.select that look at every element; included once for each variant
+ * (each_variant.h).
  *
  * A magnitude is the bits of a float32 without its sign: as integers they have the order of the
  * numbers, and no denormal is slow. `limit` is the largest magnitude that is not wanted, or -1.
  */
+
+#if APS_VECTORS > 1
+enum { APS_FN(lanes) = 16 };
+
+/* Which of x[0..lanes-1] have a magnitude above limit. */
+APS_TARGET static APS_INLINE uint32_t APS_FN(wanted)(const aps_u32 *x, int32_t limit)
+{
+    const __m512i bits = _mm512_loadu_si512((const void *)x);
+    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32((int32_t)APS_MAGNITUDE));
+    return _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(limit));
+}
+
+/* Write numbers and bits of those of x[at..at+lanes-1], and something behind them. */
+APS_TARGET static APS_INLINE void APS_FN(pack)(aps_u32 *indices, aps_u32 *values,
+                                               const aps_u32 *x, ptrdiff_t at, uint32_t mask)
+{
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i number = _mm512_add_epi32(_mm512_set1_epi32((int32_t)(uint32_t)at), first);
+    const __m512i bits = _mm512_loadu_si512((const void *)(x + at));
+    const __mmask16 which = (__mmask16)mask;
+    /* not to memory at once, which some processors do one by one */
+    _mm512_storeu_si512((void *)indices, _mm512_maskz_compress_epi32(which, number));
+    _mm512_storeu_si512((void *)values, _mm512_maskz_compress_epi32(which, bits));
+}
+#elif APS_VECTORS
+enum { APS_FN(lanes) = 8 };
+
+APS_TARGET static APS_INLINE uint32_t APS_FN(wanted)(const aps_u32 *x, int32_t limit)
+{
+    const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)x);
+    const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32((int32_t)APS_MAGNITUDE));
+    const __m256i is_more = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(limit));
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(is_more));
+}
+
+APS_TARGET static APS_INLINE void APS_FN(pack)(aps_u32 *indices, aps_u32 *values,
+                                               const aps_u32 *x, ptrdiff_t at, uint32_t mask)
+{
+    const __m256i first = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i number = _mm256_add_epi32(_mm256_set1_epi32((int32_t)(uint32_t)at), first);
+    const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)(x + at));
+    const __m128i firsts = _mm_loadl_epi64((const __m128i *)(const void *)aps_packing[mask]);
+    const __m256i order = _mm256_cvtepu8_epi32(firsts);
+    _mm256_storeu_si256((__m256i *)(void *)indices, _mm256_permutevar8x32_epi32(number, order));
+    _mm256_storeu_si256((__m256i *)(void *)values, _mm256_permutevar8x32_epi32(bits, order));
+}
+#endif
 
 /* How many magnitudes lie above limit. */
 APS_TARGET static ptrdiff_t APS_FN(above)(const aps_u32 *x, ptrdiff_t n, int32_t limit)
@@ -12,7 +59,29 @@ APS_TARGET static ptrdiff_t APS_FN(above)(const aps_u32 *x, ptrdiff_t n, int32_t
     for (ptrdiff_t at = 0; at < n; at += APS_COUNTED) {
         const ptrdiff_t end = n - at < APS_COUNTED ? n : at + APS_COUNTED;
         uint32_t count = 0;
-        for (ptrdiff_t i = at; i < end; i++)
+        ptrdiff_t i = at;
+#if APS_VECTORS
+        /* four sums at once: one would wait for itself */
+        const __m256i magnitude = _mm256_set1_epi32((int32_t)APS_MAGNITUDE);
+        const __m256i bound = _mm256_set1_epi32(limit);
+        __m256i sums[4];
+        for (int k = 0; k < 4; k++)
+            sums[k] = _mm256_setzero_si256();
+        for (; i + 32 <= end; i += 32)
+            for (int k = 0; k < 4; k++) {
+                const void *from = x + i + 8 * k;
+                const __m256i bits = _mm256_loadu_si256((const __m256i *)from);
+                const __m256i found = _mm256_and_si256(bits, magnitude);
+                sums[k] = _mm256_sub_epi32(sums[k], _mm256_cmpgt_epi32(found, bound));
+            }
+        uint32_t each[8];
+        _mm256_storeu_si256((__m256i *)(void *)each,
+                            _mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]),
+                                             _mm256_add_epi32(sums[2], sums[3])));
+        for (int k = 0; k < 8; k++)
+            count += each[k];
+#endif
+        for (; i < end; i++)
             count += (uint32_t)((int32_t)(x[i] & APS_MAGNITUDE) > limit);
         total += count;
     }
@@ -28,18 +97,13 @@ APS_TARGET static ptrdiff_t APS_FN(pick)(const aps_u32 *x, ptrdiff_t from, ptrdi
                                          ptrdiff_t count, ptrdiff_t room)
 {
     ptrdiff_t i = from;
-#if APS_AVX2
-    const __m256i magnitude = _mm256_set1_epi32((int32_t)APS_MAGNITUDE);
-    const __m256i bound = _mm256_set1_epi32(limit), eight = _mm256_set1_epi32(8);
-    const __m256i first = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+#if APS_VECTORS
+    const int lanes = APS_FN(lanes);
     for (; i + 32 <= to && count + 32 <= room; i += 32) {
-        __m256i bits[4];
         uint32_t masks[4], every = 0;
-        for (int j = 0; j < 4; j++) {
-            bits[j] = _mm256_loadu_si256((const __m256i *)(const void *)(x + i + 8 * j));
-            const __m256i is_more = _mm256_cmpgt_epi32(_mm256_and_si256(bits[j], magnitude), bound);
-            masks[j] = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(is_more));
-            every |= masks[j] << 8 * j;
+        for (int j = 0; j < 32 / lanes; j++) {
+            masks[j] = APS_FN(wanted)(x + i + lanes * j, limit);
+            every |= masks[j] << lanes * j;
         }
         const int many = __builtin_popcount(every);
         if (many <= 2) { /* two are written, so that there is no branch to guess */
@@ -52,33 +116,15 @@ APS_TARGET static ptrdiff_t APS_FN(pick)(const aps_u32 *x, ptrdiff_t from, ptrdi
             count += many;
             continue;
         }
-        /* Of each eight all are written, those wanted first. */
-        __m256i number = _mm256_add_epi32(_mm256_set1_epi32((int32_t)(uint32_t)i), first);
-        for (int j = 0; j < 4; j++) {
-            const void *firsts = aps_packing[masks[j]];
-            const __m128i packed = _mm_loadl_epi64((const __m128i *)firsts);
-            const __m256i order = _mm256_cvtepu8_epi32(packed);
-            _mm256_storeu_si256((__m256i *)(void *)(indices + count),
-                                _mm256_permutevar8x32_epi32(number, order));
-            _mm256_storeu_si256((__m256i *)(void *)(values + count),
-                                _mm256_permutevar8x32_epi32(bits[j], order));
+        for (int j = 0; j < 32 / lanes; j++) {
+            APS_FN(pack)(indices + count, values + count, x, i + lanes * j, masks[j]);
             count += __builtin_popcount(masks[j]);
-            number = _mm256_add_epi32(number, eight);
         }
     }
-    __m256i number = _mm256_add_epi32(_mm256_set1_epi32((int32_t)(uint32_t)i), first);
-    for (; i + 8 <= to; i += 8) {
-        const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)(x + i));
-        const __m256i is_more = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), bound);
-        uint32_t mask = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(is_more));
-        if (count + 8 <= room) {
-            const void *firsts = aps_packing[mask];
-            const __m128i packed = _mm_loadl_epi64((const __m128i *)firsts);
-            const __m256i order = _mm256_cvtepu8_epi32(packed);
-            _mm256_storeu_si256((__m256i *)(void *)(indices + count),
-                                _mm256_permutevar8x32_epi32(number, order));
-            _mm256_storeu_si256((__m256i *)(void *)(values + count),
-                                _mm256_permutevar8x32_epi32(bits, order));
+    for (; i + lanes <= to; i += lanes) {
+        uint32_t mask = APS_FN(wanted)(x + i, limit);
+        if (count + lanes <= room) {
+            APS_FN(pack)(indices + count, values + count, x, i, mask);
             count += __builtin_popcount(mask);
         } else if (mask) {
             if (count + __builtin_popcount(mask) > room)
@@ -89,7 +135,6 @@ APS_TARGET static ptrdiff_t APS_FN(pick)(const aps_u32 *x, ptrdiff_t from, ptrdi
                 values[count] = x[at];
             }
         }
-        number = _mm256_add_epi32(number, eight);
     }
 #else
     for (; i + APS_LOOK <= to; i += APS_LOOK) {

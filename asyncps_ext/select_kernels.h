@@ -61,31 +61,13 @@ static APS_INLINE ptrdiff_t aps_pick_some(const aps_u32 *x, ptrdiff_t from, ptrd
     return count;
 }
 
-#define APS_TARGET
-#define APS_FN(name) APS_JOIN(aps_baseline_, name)
-#define APS_VARIANT "baseline"
-#define APS_AVX2 0
-#include "select_body.h"
-#undef APS_TARGET
-#undef APS_FN
-#undef APS_VARIANT
-#undef APS_AVX2
-
-#if APS_HAVE_V3
-#define APS_TARGET APS_TARGET_V3
-#define APS_FN(name) APS_JOIN(aps_v3_, name)
-#define APS_VARIANT "x86-64-v3"
-#define APS_AVX2 1
-#include "select_body.h"
-#undef APS_TARGET
-#undef APS_FN
-#undef APS_VARIANT
-#undef APS_AVX2
-#endif
+#define APS_BODY "select_body.h"
+#include "each_variant.h"
 
 static const aps_select_table *aps_select_table_at(int i)
 {
-    return APS_TABLE_AT(i);
+    static const aps_select_table *const tables[] = APS_TABLES;
+    return APS_TABLE_AT(tables, i);
 }
 
 /* ------------------------------------------------------------------------------ the k-th magnitude

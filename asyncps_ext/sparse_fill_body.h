@@ -1,5 +1,4 @@
-/* One variant of the loops of asyncps_ext.sparse_fill; included by sparse_fill_kernels.h with
- * APS_TARGET, APS_FN(name) and APS_VARIANT set.
+/* The loops of asyncps_ext.sparse_fill; included once for each variant (each_variant.h).
  *
  * Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011):
  * the counter is (row, lower half; row, upper half; block of four elements; 0), the key comes from

@@ -74,27 +74,13 @@ static APS_INLINE double aps_tail(double p)
     return above / below;
 }
 
-#define APS_TARGET
-#define APS_FN(name) APS_JOIN(aps_baseline_, name)
-#define APS_VARIANT "baseline"
-#include "sparse_fill_body.h"
-#undef APS_TARGET
-#undef APS_FN
-#undef APS_VARIANT
-
-#if APS_HAVE_V3
-#define APS_TARGET APS_TARGET_V3
-#define APS_FN(name) APS_JOIN(aps_v3_, name)
-#define APS_VARIANT "x86-64-v3"
-#include "sparse_fill_body.h"
-#undef APS_TARGET
-#undef APS_FN
-#undef APS_VARIANT
-#endif
+#define APS_BODY "sparse_fill_body.h"
+#include "each_variant.h"
 
 static const aps_fill_table *aps_fill_table_at(int i)
 {
-    return APS_TABLE_AT(i);
+    static const aps_fill_table *const tables[] = APS_TABLES;
+    return APS_TABLE_AT(tables, i);
 }
 
 #endif

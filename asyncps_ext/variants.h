@@ -1,8 +1,8 @@
 /* One set of kernels, compiled for several instruction sets: what the kernel headers share.
  *
- * A kernel body is included once for each variant, with APS_TARGET and APS_FN set to that
- * variant's. The tables of function pointers are then chosen once, when a module is imported, and
- * can be changed by a test. (target_clones would choose by itself, but cannot be forced.)
+ * each_variant.h includes a kernel body once for each variant; the body ends with that variant's
+ * table of function pointers. One table is then chosen, when a module is imported, and can be
+ * changed by a test. (target_clones would choose by itself, but cannot be forced.)
  */
 #ifndef ASYNCPS_VARIANTS_H
 #define ASYNCPS_VARIANTS_H
@@ -11,23 +11,22 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Compilers that know the name "x86-64-v3" both in target() and in __builtin_cpu_supports(). */
+/* Compilers that know the levels of x86-64 by name, in target() and in __builtin_cpu_supports(). */
 #if defined(__x86_64__) && defined(__clang__)
 #if __clang_major__ >= 18
-#define APS_HAVE_V3 1
+#define APS_HAVE_LEVELS 1
 #endif
 #elif defined(__x86_64__) && defined(__GNUC__)
 #if __GNUC__ >= 11
-#define APS_HAVE_V3 1
+#define APS_HAVE_LEVELS 1
 #endif
 #endif
-#ifndef APS_HAVE_V3
-#define APS_HAVE_V3 0
+#ifndef APS_HAVE_LEVELS
+#define APS_HAVE_LEVELS 0
 #endif
 
-#if APS_HAVE_V3
+#if APS_HAVE_LEVELS
 #include <immintrin.h>
-#define APS_TARGET_V3 __attribute__((target("arch=x86-64-v3")))
 #endif
 
 /* Nothing is carried from one turn of the loop to the next: arrays are either the same or apart. */
@@ -59,25 +58,27 @@ typedef uint64_t aps_u64 APS_ANYWHERE;
 /* The numbers that types.pxd gives to dtypes; signed integers wrap as unsigned ones do. */
 enum { APS_F32, APS_F64, APS_I8, APS_U8, APS_I32, APS_I64, APS_DTYPES };
 
-static APS_UNUSED int aps_cpu_has_v3(void)
+/* How many variants this processor can run beside the baseline; a level has all of those below. */
+static APS_UNUSED int aps_cpu_level(void)
 {
-#if APS_HAVE_V3
+#if APS_HAVE_LEVELS
     __builtin_cpu_init();
+    if (__builtin_cpu_supports("x86-64-v4"))
+        return 2;
     return __builtin_cpu_supports("x86-64-v3") != 0;
 #else
     return 0;
 #endif
 }
 
-/* Best first; NULL behind the last one that this processor can run. */
-#if APS_HAVE_V3
-#define APS_TABLE_AT(i) \
-    (!aps_cpu_has_v3()  ? ((i) == 0 ? &aps_baseline_table : NULL) \
-     : (i) == 0         ? &aps_v3_table                           \
-     : (i) == 1         ? &aps_baseline_table                     \
-                        : NULL)
+/* The tables of each_variant.h, the plainest first. */
+#if APS_HAVE_LEVELS
+#define APS_TABLES { &aps_baseline_table, &aps_v3_table, &aps_v4_table }
 #else
-#define APS_TABLE_AT(i) ((i) == 0 ? &aps_baseline_table : NULL)
+#define APS_TABLES { &aps_baseline_table }
 #endif
+
+/* `of` the tables: best first; NULL behind the last one that this processor can run. */
+#define APS_TABLE_AT(of, i) (aps_cpu_level() < (i) ? NULL : (of)[aps_cpu_level() - (i)])
 
 #endif

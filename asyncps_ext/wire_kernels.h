@@ -78,8 +78,8 @@ static uint32_t aps_crc_baseline(uint32_t crc, const uint8_t *p, size_t n)
     return crc;
 }
 
-#if APS_HAVE_V3
-/* SSE4.2 is older than the rest of x86-64-v3, so this one is asked for by itself. */
+#if APS_HAVE_LEVELS
+/* SSE4.2 is older than x86-64-v3, so this one is asked for by itself. */
 __attribute__((target("sse4.2"))) static uint32_t aps_crc_sse42(uint32_t crc, const uint8_t *p,
                                                                 size_t n)
 {
@@ -109,7 +109,7 @@ typedef struct {
 static const aps_wire_table *aps_wire_table_at(int i)
 {
     static const aps_wire_table baseline = { "baseline", aps_crc_baseline };
-#if APS_HAVE_V3
+#if APS_HAVE_LEVELS
     static const aps_wire_table sse42 = { "sse4.2", aps_crc_sse42 };
     __builtin_cpu_init();
     if (__builtin_cpu_supports("sse4.2"))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# Around one vector of either instruction set; and past the size from which the GIL is released.
+# Around one vector of each instruction set; and past the size from which the GIL is released.
 SIZES = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 301)
 LARGE = 20_001
 

@@ -55,9 +55,17 @@ def test_the_modules_offer_their_functions(module: str, names: list[str]) -> Non
 
 def test_the_kernels_in_use_are_told() -> None:
     if asyncps_ext.COMPILED:
-        assert asyncps_ext.INSTRUCTION_SET in ("x86-64-v3", "baseline")
+        assert asyncps_ext.INSTRUCTION_SET in ("x86-64-v4", "x86-64-v3", "baseline")
     else:
         assert asyncps_ext.INSTRUCTION_SET == "numpy"
+
+
+@pytest.mark.parametrize("module", ["reduce", "optim", "quantize", "select", "sparse_fill"])
+def test_all_kernels_choose_alike_and_the_best(module: str) -> None:
+    kernels = getattr(asyncps_ext, module)
+    names = kernels._variants()
+    assert names == asyncps_ext.reduce._variants()
+    assert kernels._set_variant(names[0]) == names[0] == asyncps_ext.INSTRUCTION_SET
 
 
 def test_missing_kernels_are_an_error_that_tells_how_to_build_them(unbuilt: Path) -> None:

@@ -155,7 +155,8 @@ def nothing_is_lost(store: KVStore, spec: dict[str, Any]) -> None:
         store.push(f"{key} told", totals[key].astype("f4"))
     for key in f32:
         sent, told = store.pull(key), store.pull(f"{key} told")
-        assert np.allclose(sent, told, rtol=1e-5, atol=1e-5), key
+        # in float32 each of the rounds has rounded its sum
+        assert np.allclose(sent, told, rtol=1e-6, atol=5e-6), key
     report = store.compression_report()
     for key in MIXED:
         assert report[key]["codec"] == ("dense" if key == "none" else spec["type"]), report[key]

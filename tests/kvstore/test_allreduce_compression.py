@@ -13,8 +13,11 @@ from asyncps.allreducestore import AllReduceStore
 from asyncps.errors import AsyncPSError, ConfigError, Disagreement, TensorError
 from tests.kvstore.compressed import SHAPES, T, model_2bit
 from tests.support.cluster import on_cluster
+from tests.support.variants import all_on_each_variant
 from tests.trainer.params import Param
 from tests.trainer.test_compression import sends_what_mxnet_sends
+
+variant = all_on_each_variant(autouse=False)
 
 
 def on_workers(work: Any, workers: int = 2, **options: Any) -> list[Any]:
@@ -22,6 +25,7 @@ def on_workers(work: Any, workers: int = 2, **options: Any) -> list[Any]:
     return on_cluster(work, workers=workers, **options)
 
 
+@pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_k4_2bit(workers: int) -> None:
     """What is below the threshold stays, and is sent when it has come together."""
@@ -38,6 +42,7 @@ def test_k4_2bit(workers: int) -> None:
     on_workers(work, workers)
 
 
+@pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("async_op", [False, True])
 def test_k5_random_gradients(async_op: bool) -> None:
     """Seven rounds; calls of one key may overlap."""

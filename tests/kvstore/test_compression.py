@@ -11,6 +11,9 @@ from asyncps.kvstore import KVStore
 from tests.kvstore import compressed
 from tests.support.cluster import on_cluster, on_processes
 from tests.support.processes import ProcessGroup
+from tests.support.variants import all_on_each_variant
+
+variant = all_on_each_variant(autouse=False)
 
 Scenario = Callable[[KVStore], None]
 both_transports = pytest.mark.parametrize("transport", ["memory", "tcp"])
@@ -21,6 +24,7 @@ acceptance = pytest.mark.parametrize(
 
 @both_transports
 @acceptance
+@pytest.mark.usefixtures("variant")
 def test_scenario_holds(scenario: Scenario, transport: str) -> None:
     on_cluster(scenario, transport=transport)
 

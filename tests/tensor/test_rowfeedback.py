@@ -14,6 +14,9 @@ from asyncps.tensor.codecs import Codec
 from asyncps.tensor.feedback import Rate
 from asyncps.tensor.rowfeedback import AS_STORED, RowCoder
 from asyncps.tensor.rowrests import BLOCK_BYTES, RowRests
+from tests.support.variants import all_on_each_variant
+
+variant = all_on_each_variant(autouse=False)
 
 WIDTH, ROWS = 3, 5000
 SPECS: list[dict[str, Any]] = [
@@ -110,6 +113,7 @@ def test_rows_of_which_nothing_is_left_are_not_kept() -> None:
 
 
 @every
+@pytest.mark.usefixtures("variant")
 def test_all_that_was_sent_and_is_kept_is_all_that_was_pushed(spec: dict[str, Any]) -> None:
     coder, codec = RowCoder(WIDTH), made(spec)
     chance = np.random.default_rng(3)
@@ -133,12 +137,13 @@ def test_all_that_was_sent_and_is_kept_is_all_that_was_pushed(spec: dict[str, An
         sent[ids] += out.reshape(-1, WIDTH)
     every_row = np.arange(ROWS, dtype=np.int64)
     kept = coder.gather(every_row).rests.reshape(-1, WIDTH)
-    assert np.allclose(sent + kept, total, atol=1e-5)
+    assert np.allclose(sent + kept, total, rtol=0, atol=1e-6)
     assert coder.error_norm() == pytest.approx(float(np.linalg.norm(kept)))
     assert len(coder.rests) <= 60
 
 
 @every
+@pytest.mark.usefixtures("variant")
 def test_what_is_put_back_was_never_sent(spec: dict[str, Any]) -> None:
     coder, codec = RowCoder(WIDTH), made(spec)
     first, second = ids_of(1, 5, 9), ids_of(0, 5, 9, 11)
@@ -148,7 +153,7 @@ def test_what_is_put_back_was_never_sent(spec: dict[str, Any]) -> None:
     payloads = coder.encode_rows(
         codec, second, g, 48, [(0, 6), (6, 12)], take, [2, 3], coder.gather(second))
     coder.put_rows_back(codec, second, 48, [(0, 6), (6, 12)], payloads, [2, 3], feedback=True)
-    assert np.allclose(coder.gather(second).rests, before + g, atol=1e-5)
+    assert np.allclose(coder.gather(second).rests, before + g, rtol=0, atol=1e-6)
     assert (coder.sent_bytes, coder.before_bytes) == (sent, 36)
 
 

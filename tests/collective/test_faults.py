@@ -109,7 +109,7 @@ def test_a_frozen_rank_is_named_within_the_deadline(processes: ProcessGroup) -> 
         "launch", "-n", "3", "-s", "0", "--", sys.executable, "-c", SCRIPT, "SIGSTOP",
         env=clean_environment({"ASYNCPS_ROUND_S": "2"}), cwd=ROOT,
     )  # fmt: skip
-    launch.wait_for_line(r"rank 0 hears DeadlineExceeded")
+    launch.wait_for_line(r"rank 0 hears DeadlineExceeded", 25)  # processes start meanwhile
     launch.wait_for_line(r"rank 2 hears DeadlineExceeded")
     assert "lacks ranks [1]" in launch.output
     assert launch.wait(20) == 7, launch.output

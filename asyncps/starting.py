@@ -8,6 +8,7 @@ join by themselves.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -54,11 +55,13 @@ def settings_of_start(**options: Any) -> tuple[Config, bool]:
         As `Config.from_env` and `settings_from_mpi`.
     """
     env = environment()
-    if joins_by_mpi(env, options):
+    clustered = in_cluster(env) or names_cluster(options)
+    # One rank alone needs no place to meet, which its launcher may not name.
+    if joins_by_mpi(env, options) and (clustered or place_in(env).size > 1):
         from asyncps.mpi import settings_from_mpi  # only who needs it
 
         return settings_from_mpi(env, **options), True
-    return Config.from_env(env, **options), in_cluster(env) or names_cluster(options)
+    return Config.from_env(env, **options), clustered
 
 
 def has_servers(kind: str, options: Iterable[str]) -> bool:
@@ -75,7 +78,10 @@ def has_servers(kind: str, options: Iterable[str]) -> bool:
     env = environment()
     if in_cluster(env) or names_cluster(options):
         return True
-    if is_rank(env) and (place := place_in(env)).size > 1:
+    place = None
+    with contextlib.suppress(ConfigError):  # it does not say how many there are
+        place = place_in(env) if is_rank(env) else None
+    if place is not None and place.size > 1:
         raise ConfigError(
             f"a {kind} store keeps its values on servers, and {place.launcher} has started "
             f"{place.size} workers and none",

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import asyncps
@@ -165,3 +166,26 @@ def test_one_rank_of_mpi_has_its_store_with_servers_as_a_plain_process_has(
         monkeypatch.setenv(name, value)
     with asyncps.create("dist_sync") as store:
         assert store.num_workers == 1
+
+
+@pytest.mark.parametrize("env", [
+    {"PMI_RANK": "0", "PMI_SIZE": "1"}, {"PMI_RANK": "0"}, {"PMI_RANK": "x", "PMI_SIZE": "1"},
+    {"PMIX_RANK": "0"},
+])  # fmt: skip
+def test_a_rank_that_is_not_told_how_many_there_are_has_its_store_with_servers(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert not starting.has_servers("dist_sync", ())
+
+
+def test_one_rank_of_mpi_sums_alone_though_its_launcher_names_no_place_to_meet(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "1")
+    with asyncps.create("allreduce") as store:
+        assert store.num_workers == 1
+        store.broadcast("w", np.zeros(3, "f4"))
+        assert store.pushpull("w", np.ones(3, "f4")).tolist() == [1, 1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from asyncps.errors import AsyncPSError, RemoteProtocolError
 from asyncps.protocol.collective import Group
@@ -52,6 +53,7 @@ class Running:
         self._places = {peer.rank: place for place, peer in enumerate(peers) if peer is not None}
         self._given: dict[tuple[int, int], Bytes] = {}  # contributions, by chunk and place
         self._under_way = 0
+        self._unheard = [0] * len(peers)  # chunks to each that it has not said it has
 
     def start(self) -> None:
         """Send what can be sent at once."""
@@ -68,11 +70,11 @@ class Running:
 
     def waits_for(self) -> list[int]:
         """Return the ranks whose chunks it goes on with; else those who have not said that they
-        have what was sent to them."""
-        waits = self._schedule.waits_for()
-        if not waits:
-            waits = [place for place, peer in enumerate(self._peers) if peer and not peer.has_all]
-        return sorted(rank for rank, place in self._places.items() if place in waits)
+        have ours.
+        """
+        lacking = self._schedule.waits_for()
+        return sorted(rank for rank, place in self._places.items()
+                      if (place in lacking if lacking else self._unheard[place]))
 
     def fail(self, error: AsyncPSError) -> None:
         """It cannot end well any more."""
@@ -109,11 +111,13 @@ class Running:
             peer = self._peers[step.to]
             assert peer is not None
             self._under_way += 1
+            self._unheard[step.to] += 1
             # What is reduced lies in the result; what is only moved has never left the source.
             peer.send(
                 PART, self._number, self._calls[step.to], step.number,
                 RESULT if step.is_result else 0,
-                payload=self._source[step.start : step.stop].data, then=self._one_less,
+                payload=self._source[step.start : step.stop].data,
+                then=partial(self._arrived, step.to),
             )
         self._one_less()
 
@@ -125,6 +129,10 @@ class Running:
         for place, part in enumerate(parts):
             if place != self._me:
                 self._pool.give(part)
+
+    def _arrived(self, place: int) -> None:
+        self._unheard[place] -= 1
+        self._one_less()
 
     def _one_less(self) -> None:
         self._under_way -= 1

@@ -7,6 +7,7 @@ all collective calls, unless it has said that it leaves.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Sequence
 
@@ -34,6 +35,11 @@ from asyncps.transport.network import Listening
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.3
 _LEAVE_S = 5.0  # how long who leaves waits for others, at most
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class Mesh:
@@ -76,6 +82,9 @@ class Mesh:
         node.on_failure.append(collecting.fail)
         for rank, place in collecting.peers.items():
             place.near = machine_of(self._members[rank]) == machine_of(self._members[node.rank])
+        near = [place for place in collecting.peers.values() if place.near]
+        for place in near if len(near) + 1 > processors() else ():
+            place.crowd()
         for place in collecting.peers.values():  # those that knew the others before we did
             early = place.connection
             if early is not None and early.peer is not None and not self._knows(early.peer):

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import socket
 import sys
 import termios
 from collections.abc import Callable, Sequence
@@ -256,6 +257,12 @@ class Connection(asyncio.BufferedProtocol):
     def socket(self) -> Any:
         """Return the socket, None in memory."""
         return self._transport.get_extra_info("socket") if self._transport else None
+
+    def bound_unread(self, size: int) -> None:
+        """Let the kernel take about so many bytes that the peer has not read, if it is a socket."""
+        sock = self.socket()
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     def pause_reading(self) -> None:
         """Let the peer wait."""

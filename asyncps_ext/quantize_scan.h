@@ -2,6 +2,10 @@
  * variant by quantize_variant.h behind quantize_bits.h.
  */
 
+#if APS_VECTORS
+#include "lane_sums.h"
+#endif
+
 /* ---- NaN and infinities, in strips whose counts fit 32 bits and which the caches keep */
 
 APS_TARGET static APS_INLINE uint32_t APS_FN(count_strip)(const aps_f32 *x,
@@ -22,12 +26,7 @@ APS_TARGET static APS_INLINE uint32_t APS_FN(count_strip)(const aps_f32 *x,
             const __m256i top = _mm256_and_si256(bits, high);
             sums[k] = _mm256_sub_epi32(sums[k], _mm256_cmpeq_epi32(top, high));
         }
-    uint32_t each[8];
-    _mm256_storeu_si256((__m256i *)(void *)each,
-                        _mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]),
-                                         _mm256_add_epi32(sums[2], sums[3])));
-    for (int k = 0; k < 8; k++)
-        count += each[k];
+    count += APS_FN(sum_of_lanes)(sums);
 #endif
     for (; i < n; i++) {
         const uint32_t bits = aps_f32_bits(fed ? x[i] + residual[i] : x[i]);

@@ -5,6 +5,10 @@
  * numbers, and no denormal is slow. `limit` is the largest magnitude that is not wanted, or -1.
  */
 
+#if APS_VECTORS
+#include "lane_sums.h"
+#endif
+
 #if APS_VECTORS > 1
 enum { APS_FN(lanes) = 16 };
 
@@ -74,12 +78,7 @@ APS_TARGET static ptrdiff_t APS_FN(above)(const aps_u32 *x, ptrdiff_t n, int32_t
                 const __m256i found = _mm256_and_si256(bits, magnitude);
                 sums[k] = _mm256_sub_epi32(sums[k], _mm256_cmpgt_epi32(found, bound));
             }
-        uint32_t each[8];
-        _mm256_storeu_si256((__m256i *)(void *)each,
-                            _mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]),
-                                             _mm256_add_epi32(sums[2], sums[3])));
-        for (int k = 0; k < 8; k++)
-            count += each[k];
+        count += APS_FN(sum_of_lanes)(sums);
 #endif
         for (; i < end; i++)
             count += (uint32_t)((int32_t)(x[i] & APS_MAGNITUDE) > limit);

@@ -55,9 +55,8 @@ def why_not(system: str) -> str:
 def run(system: str, world: int, case: str, number: int, out: Path) -> bool:
     """Run one system over one case; its records go to `out`."""
     command, more = commands(system, world, case)
-    path = os.pathsep.join(filter(None, [str(harness.HERE.parent), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PEERS_OUT": str(out), "PEERS_PASS": str(number), "PEERS_SYSTEM": system,
-           "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more}
+    env = {**harness.own_environment(), "PEERS_OUT": str(out), "PEERS_PASS": str(number),
+           "PEERS_SYSTEM": system, "OMP_NUM_THREADS": "1", **more}
     with machine_lock():
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, timeout=TIMEOUT_S, check=False)

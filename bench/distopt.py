@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -58,14 +57,12 @@ def learned(printed: str) -> list[float]:
 def train(bench: harness.Bench) -> int:
     """Train each way with each seed; return how many trainings failed."""
     told, failed = bench.options, 0
-    path = os.pathsep.join(
-        filter(None, [str(harness.HERE.parent), os.environ.get("PYTHONPATH")]))
     for way in told.ways.split(","):
         for seed in range(told.seeds):
             done = subprocess.run(
                 command(way, told, seed), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, text=True,
-                check=False)
+                text=True,
+                env={**harness.own_environment(), "OMP_NUM_THREADS": "1"}, check=False)
             found = learned(done.stdout)
             if done.returncode or len(found) != told.epochs:
                 print(f"FAILED {way}, seed {seed}: {done.stdout[-1500:]}", file=sys.stderr)

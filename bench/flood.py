@@ -38,9 +38,7 @@ ENV = {
 @contextlib.contextmanager
 def process(*command: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program of this interpreter until the block ends."""
-    root = str(Path(__file__).resolve().parents[1])
-    given = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
-        root, os.environ.get("PYTHONPATH")])), **env}  # fmt: skip
+    given = {**harness.own_environment(), **env}
     with subprocess.Popen([sys.executable, *command], env=given, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
         try:

@@ -9,7 +9,6 @@ share the cores of one machine, and would hold each other up otherwise.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -33,9 +32,8 @@ CLOCKS, COMPUTE_S, ELEMENTS, PASSES = 200, 0.01, 16_384, 3
 def launch(*words: str, servers: int = SERVERS) -> str:
     """Run a program on all workers of a new cluster; return what they printed."""
     command = [sys.executable, "-m", "asyncps", "launch", "-n", str(WORKERS), "-s", str(servers)]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [*command, "--", sys.executable, *words], env={**os.environ, "PYTHONPATH": path},
+        [*command, "--", sys.executable, *words], env=harness.own_environment(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     if done.returncode:

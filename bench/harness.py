@@ -102,6 +102,12 @@ def measure(fn: Callable[[], object], seconds: float) -> Times:
     return Times(float(np.median(samples)), samples[int(0.99 * last)], samples[0], len(samples))
 
 
+def own_environment() -> dict[str, str]:
+    """The environment of a process that is to find asyncps in this clone if it is not installed."""
+    path = filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
 def facts() -> dict[str, Any]:
     """Machine, versions, commit, date (bench/peers/facts.py)."""
     command = [sys.executable, str(PEERS / "facts.py")]

@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -73,10 +72,8 @@ def accuracies(bench: harness.Bench, codecs: list[str]) -> int:
         for name, more in trained(codecs):
             launch = [sys.executable, "-m", "asyncps", "launch", "-n", str(WORKERS),
                       "-s", str(SERVERS), "--", *command(told, seed, more)]
-            path = os.pathsep.join(
-                filter(None, [str(harness.HERE.parent), os.environ.get("PYTHONPATH")]))
             done = subprocess.run(
-                launch, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE,
+                launch, env=harness.own_environment(), stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, check=False,
             )
             if done.returncode:

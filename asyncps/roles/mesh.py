@@ -7,7 +7,6 @@ all collective calls, unless it has said that it leaves.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Sequence
 
@@ -30,16 +29,12 @@ from asyncps.roles.farewell import last_table
 from asyncps.roles.machine import machine_of
 from asyncps.roles.node import Node
 from asyncps.roles.peer import Peer
+from asyncps.tensor.threads import processors
 from asyncps.transport.connection import LAST_WORD_S, Connection
 from asyncps.transport.network import Listening
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.3
 _LEAVE_S = 5.0  # how long who leaves waits for others, at most
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 class Mesh:

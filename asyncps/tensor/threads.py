@@ -17,6 +17,14 @@ LEAST_BYTES = 16 << 20
 _MOST = 4  # chosen by itself: by then memory is the limit
 
 
+def processors() -> int:
+    """Return how many processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS and Windows
+        return os.cpu_count() or 1
+
+
 def threads_of(setting: int) -> int:
     """Return how many threads may work at once.
 
@@ -26,11 +34,7 @@ def threads_of(setting: int) -> int:
     """
     if setting:
         return setting
-    try:
-        processors = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        processors = os.cpu_count() or 1
-    return max(1, min(_MOST, processors // 4))
+    return max(1, min(_MOST, processors() // 4))
 
 
 def threads_for(size: int, count: int, most: int) -> int:

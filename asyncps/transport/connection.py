@@ -298,11 +298,9 @@ class Connection(asyncio.BufferedProtocol):
         """
         transport = self._transport
         half_written = self.sent and self.pending_bytes  # else it is the handshake's, and its own
-        gone = not self.ready or transport is None or transport.is_closing()
-        if gone or half_written:
+        if transport is None or transport.is_closing() or not self.ready or half_written:
             self.abort()
             return False
-        assert transport is not None
         self.send([frame], len(frame))
         try:
             transport.write_eof()

@@ -12,6 +12,7 @@ from asyncps import optim
 from asyncps.distopt import DistOpt
 from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError
 from tests.distopt.models import SHAPES, backward, gradients, local_sgd, weights
+from tests.distopt.rules import close, same
 from tests.support.threadgroup import ThreadComm, run
 
 STEPS = 4
@@ -34,16 +35,6 @@ def trained(
         for grad, was in zip(grads, before, strict=True):
             np.testing.assert_array_equal(grad, was)  # the caller's own
     return params
-
-
-def same(found: list[Any], wanted: list[Any]) -> None:
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def close(found: list[Any], wanted: list[Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
 
 
 EXACT: dict[str, Callable[[DistOpt, Any], Any]] = {

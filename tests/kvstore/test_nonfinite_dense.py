@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from asyncps.roles.lane import Lanes
 from asyncps.tensor.rowsparse import RowSparse
 from tests.kvstore.compressed import by_turns
 from tests.kvstore.scenarios import BF16
+from tests.kvstore.test_nonfinite import skip_a_slab_whole
 from tests.support.cluster import on_cluster
 from tests.trainer.params import Param
 
@@ -206,26 +206,7 @@ def test_where_pushes_are_applied_as_they_come_that_push_is_dropped(
 
 @pytest.mark.parametrize("order", ["arrival", "rank"])
 def test_a_slab_that_is_skipped_whole_may_be_pushed_in_rows_by_others(order: str) -> None:
-    def work(store: KVStore) -> None:
-        keys = ["a", "b"]
-        store.init(keys, [np.zeros(5, "f4")] * 2)
-        store.set_gradient_compression(SKIPS)
-        store.set_optimizer("test")
-        good = np.ones(5, "f4")
-        if store.rank == 0:
-            store.push(keys, [with_bad(5)] * 2).wait(10)
-            pushed.set()
-        else:
-            assert pushed.wait(10)
-            for key in keys:
-                store.push(key, good)
-        for value in store.pull(keys):
-            assert (value == 0).all()
-        for value in store.pushpull(keys, [good, good.copy()]):  # and together again
-            assert (value == 2).all()
-
-    pushed = threading.Event()
-    on_cluster(work, order=order)
+    skip_a_slab_whole(order, SKIPS, with_bad(5), np.ones(5, "f4"), 2)
 
 
 def test_what_is_finite_takes_the_lane_and_what_is_skipped_does_not(

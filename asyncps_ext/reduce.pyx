@@ -25,6 +25,9 @@ cdef extern from "reduce_kernels.h" nogil:
         aps_binary narrow_f16
         aps_binary narrow_bf16
     const aps_reduce_table *aps_reduce_table_at(int i) noexcept
+    void aps_convert(
+        aps_binary kernel, void *out, Py_ssize_t out_size, const void *x, Py_ssize_t x_size,
+        Py_ssize_t n) noexcept
 
 cnp.import_array()
 
@@ -58,6 +61,21 @@ cdef int binary(aps_binary kernel, object out, object x) except -1:
     else:
         with nogil:
             kernel(out_data, x_data, n)
+    return 0
+
+
+cdef int convert(
+    aps_binary kernel, object out, Py_ssize_t out_size, object x, Py_ssize_t x_size
+) except -1:
+    """As `binary`; far larger arrays than the caches in the way that suits memory."""
+    cdef char *out_data = cnp.PyArray_BYTES(<cnp.ndarray>out)
+    cdef char *x_data = cnp.PyArray_BYTES(<cnp.ndarray>x)
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(<cnp.ndarray>out)
+    if cnp.PyArray_NBYTES(<cnp.ndarray>out) < GIL_FREE_BYTES:
+        kernel(out_data, x_data, n)
+    else:
+        with nogil:
+            aps_convert(kernel, out_data, out_size, x_data, x_size, n)
     return 0
 
 
@@ -131,25 +149,25 @@ def add_bf16(acc, x):
 def widen_f16(out, x):
     """out = x, where x holds the bits of float16 values. Exact."""
     check_pair(out, "out", cnp.NPY_FLOAT32, "float32", x, cnp.NPY_UINT16, "uint16")
-    binary(table.widen_f16, out, x)
+    convert(table.widen_f16, out, 4, x, 2)
 
 
 def widen_bf16(out, x):
     """out = x, where x holds the bits of bfloat16 values. Exact."""
     check_pair(out, "out", cnp.NPY_FLOAT32, "float32", x, cnp.NPY_UINT16, "uint16")
-    binary(table.widen_bf16, out, x)
+    convert(table.widen_bf16, out, 4, x, 2)
 
 
 def narrow_f16(out, x):
     """out = the bits of x as float16, rounded to nearest even."""
     check_pair(out, "out", cnp.NPY_UINT16, "uint16", x, cnp.NPY_FLOAT32, "float32")
-    binary(table.narrow_f16, out, x)
+    convert(table.narrow_f16, out, 2, x, 4)
 
 
 def narrow_bf16(out, x):
     """out = the bits of x as bfloat16, rounded to nearest even."""
     check_pair(out, "out", cnp.NPY_UINT16, "uint16", x, cnp.NPY_FLOAT32, "float32")
-    binary(table.narrow_bf16, out, x)
+    convert(table.narrow_bf16, out, 2, x, 4)
 
 
 def scale(x, double factor):

@@ -3,8 +3,8 @@
 #define ASYNCPS_REDUCE_KERNELS_H
 
 #include "halves.h"
+#include "woven.h"
 
-typedef void (*aps_binary)(void *out, const void *x, ptrdiff_t n);
 typedef void (*aps_sum)(void *out, const void *const *parts, ptrdiff_t count, ptrdiff_t n);
 typedef void (*aps_scale)(void *x, double factor, ptrdiff_t n);
 

@@ -79,7 +79,10 @@ APS_TARGET static ptrdiff_t APS_FN(first_nonfinite)(const aps_f32 *x, const aps_
 #undef APS_SCAN
 
 /* ---- the largest magnitude: bits without the sign are in the order of the numbers, NaN above all;
- * four maxima at once, as one would wait for itself */
+ * four maxima at once, as one would wait for itself, each of a page of its own: from memory 1.3
+ * times as fast as one page after the other */
+
+#define APS_PAGE 1024
 
 APS_TARGET static float APS_FN(largest)(const aps_f32 *x, ptrdiff_t n)
 {
@@ -91,12 +94,15 @@ APS_TARGET static float APS_FN(largest)(const aps_f32 *x, ptrdiff_t n)
     __m256i highest[4];
     for (int k = 0; k < 4; k++)
         highest[k] = _mm256_setzero_si256();
-    for (; i + 32 <= n; i += 32)
-        for (int k = 0; k < 4; k++) {
-            const void *at = bits + i + 8 * k;
-            const __m256i value = _mm256_loadu_si256((const __m256i *)at);
-            highest[k] = _mm256_max_epi32(highest[k], _mm256_and_si256(value, magnitude));
-        }
+    for (ptrdiff_t step = APS_PAGE; step >= 16; step = step > 16 ? 16 : 0)
+        for (; i + 4 * step <= n; i += 4 * step)
+            for (ptrdiff_t j = 0; j < step; j += 16)
+                for (int k = 0; k < 4; k++) {
+                    const __m256i *at = (const __m256i *)(const void *)(bits + i + k * step + j);
+                    const __m256i one = _mm256_and_si256(_mm256_loadu_si256(at), magnitude);
+                    const __m256i two = _mm256_and_si256(_mm256_loadu_si256(at + 1), magnitude);
+                    highest[k] = _mm256_max_epi32(_mm256_max_epi32(highest[k], one), two);
+                }
     _mm256_storeu_si256((__m256i *)(void *)most,
                         _mm256_max_epi32(_mm256_max_epi32(highest[0], highest[1]),
                                          _mm256_max_epi32(highest[2], highest[3])));
@@ -128,3 +134,4 @@ APS_TARGET static float APS_FN(largest)(const aps_f32 *x, ptrdiff_t n)
         most[0] = most[k] > most[0] ? most[k] : most[0];
     return aps_as_f32((uint32_t)most[0]);
 }
+#undef APS_PAGE

@@ -132,6 +132,15 @@ def test_the_largest_is_found_wherever_it_is(body: ModuleType) -> None:
 
 
 @BODIES
+def test_the_largest_is_found_in_every_line_of_several_pages(body: ModuleType) -> None:
+    x = plain(4 * 1024 + 1024 + 67, 6)  # pages in turn, lines in turn, and a rest
+    for place in range(0, x.size, 11):
+        before, x[place] = x[place], -(2.0**90)
+        assert body.largest(x) == 2.0**90
+        x[place] = before
+
+
+@BODIES
 def test_the_largest_of_nothing_of_zeros_and_of_denormals(body: ModuleType) -> None:
     assert str(body.largest(np.empty(0, np.float32))) == "0.0"
     assert str(body.largest(np.full(50, -0.0, np.float32))) == "0.0"

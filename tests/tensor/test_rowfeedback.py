@@ -52,25 +52,23 @@ PUSHES = st.lists(
 
 
 @given(PUSHES)
-def test_rests_are_those_of_a_dict(pushes: list[tuple[set[int], int, str]]) -> None:
-    rests, model = RowRests(WIDTH), {row: np.zeros(WIDTH, "f4") for row in range(ROWS)}
+def test_rests_are_those_of_all_rows_in_full(pushes: list[tuple[set[int], int, str]]) -> None:
+    rests, model = RowRests(WIDTH), np.zeros((ROWS, WIDTH), "f4")
     for chosen, seed, what in pushes:
         ids = np.array(sorted(chosen), np.int64)
         chance = np.random.default_rng(seed)
         values = chance.normal(size=(ids.size, WIDTH)).astype("f4")
         if what != "all":
             values[chance.random(ids.size) < (1 if what == "zero" else 0.5)] = 0
-        assert np.array_equal(rests.gather(ids).reshape(-1, WIDTH), [model[row] for row in ids])
+        assert np.array_equal(rests.gather(ids).reshape(-1, WIDTH), model[ids])
         rests.put(ids, values.reshape(-1), rests.find(ids) if seed % 2 else None)
-        model.update(zip(ids.tolist(), values, strict=True))
-        left = [row for row in range(ROWS) if model[row].any()]
+        model[ids] = values
+        left = np.flatnonzero(model.any(axis=1))
         found, kept = rests.items()
-        assert found.tolist() == left
+        assert np.array_equal(found, left)
         assert len(rests) == len(left)
-        if left:
-            assert np.array_equal(kept.reshape(-1, WIDTH), [model[row] for row in left])
-        assert rests.norm() == pytest.approx(
-            float(np.linalg.norm([model[row] for row in left])) if left else 0.0)
+        assert np.array_equal(kept.reshape(-1, WIDTH), model[left])
+        assert rests.norm() == pytest.approx(float(np.linalg.norm(model)))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 8])

@@ -91,7 +91,8 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
                 float16 and bfloat16 are reduced in float32 and rounded once.
             name: Pairs the calls of the ranks; None: by their order.
             async_op: Return a handle instead of waiting.
-            prescale, postscale: Factors of the result (of integers it is cut towards zero).
+            prescale, postscale: Factors of the result (of integers it is cut towards zero). The
+                first is 1 of a product, and not negative of a minimum or a maximum.
             out: Where the result is to be, of x's shape and dtype, writable; it is lent, and x
                 only read, now. It may be x, which is what None means. Undefined after a failure.
 
@@ -289,7 +290,7 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
         number, name = op_of(op), dtypes.name_of(dtype)
         if number == Op.MEAN and not dtypes.by_name(name).is_float:
             raise DtypeMismatch("there is no mean of integers", expected="floats", got=name)
-        kind = int(verb), int(number), name, 0, factor_of(prescale) * factor_of(postscale)
+        kind = int(verb), int(number), name, 0, factor_of(number, prescale, postscale)
         if len(self._kinds) < _MOST_KINDS:  # else factors change from call to call
             self._kinds[words] = kind
         return kind

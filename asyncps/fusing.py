@@ -290,12 +290,22 @@ def op_of(op: object) -> Op:
     return found
 
 
-def factor_of(value: object) -> float:
-    """Return a factor of a result.
+def factor_of(op: Op, prescale: object, postscale: object) -> float:
+    """Return what a result is multiplied by.
 
     Raises:
-        ConfigError: It is no number.
+        ConfigError: One is no number; or the first is not the same behind the reduction as before
+            it: a product's counts once a rank, and a negative one makes a maximum of a minimum.
     """
+    before, after = _number(prescale), _number(postscale)
+    if (op == Op.PRODUCT and before != 1) or (op in (Op.MIN, Op.MAX) and not before >= 0):
+        raise ConfigError(
+            f"prescale of op {op.name.lower()}", got=before,
+            expected="1, and a postscale" if op == Op.PRODUCT else "0 or more, or a postscale")
+    return before * after
+
+
+def _number(value: object) -> float:
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -271,3 +271,26 @@ def test_factors_that_are_no_numbers_are_refused(three: Group, factor: Any) -> N
     for words in ({"prescale": factor}, {"postscale": factor}):
         with pytest.raises(ConfigError, match="a number"):
             three.ranks[0].all_reduce(np.ones(3), **words)
+
+
+@pytest.mark.parametrize("verb", ["all_reduce", "reduce_scatter", "grouped_all_reduce"])
+def test_factors_that_change_what_is_reduced_are_refused(three: Group, verb: str) -> None:
+    """A product's would count as often as there are ranks; a negative one turns min into max."""
+    call, x = getattr(three.ranks[0], verb), np.ones(3)
+    given: Any = [x] if verb == "grouped_all_reduce" else x
+    for op, prescale in (("product", 2.0), ("product", np.nan), ("min", -1.0), ("max", np.nan)):
+        with pytest.raises(ConfigError, match=f"prescale of op {op}.*postscale"):
+            call(given, op, prescale=prescale)
+
+
+@pytest.mark.parametrize(("op", "factors", "expected"), [
+    ("product", (1.0, -2.0), -48.0), ("min", (0.5, 1.0), 1.0), ("max", (3.0, -1.0), -12.0),
+    ("min", (0.0, 1.0), 0.0), ("mean", (-1.0, 1.0), -3.0),
+])  # fmt: skip
+def test_factors_of_each_reduction(
+    three: Group, op: str, factors: tuple[float, float], expected: float
+) -> None:
+    outs = three.run(lambda comm: comm.all_reduce(
+        np.full(5, comm.rank + 2.0), op, prescale=factors[0], postscale=factors[1]))
+    for out in outs:
+        assert out.tolist() == [expected] * 5

@@ -14,7 +14,7 @@ from asyncps.aside import Aside
 from asyncps.codedfactors import Factored
 from asyncps.codedsum import HALVES, CodedSum, Gathered, Halves, What
 from asyncps.collectivecall import CollectiveHandle, Step
-from asyncps.errors import AsyncPSError, ConfigError, Disagreement
+from asyncps.errors import AsyncPSError, ClusterError, ConfigError, Disagreement
 from asyncps.fusing import Fusing
 from asyncps.roles import momenta, rates
 from asyncps.roles.coding import Coding
@@ -96,6 +96,9 @@ class CodedSums:
         every = self._told_by_all(gather, self._fusing.rank, said)
         if refused is not None:
             raise refused
+        if len(every) < len(self._ranks):
+            raise ClusterError("a compression is set by all ranks, and some have joined",
+                               expected=len(self._ranks), got=len(every))
         first = min(every)
         for rank, other in every.items():
             if other != every[first]:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
 from asyncps.errors import AsyncPSError, DeadlineExceeded
 from asyncps.roles.operation import LOOK_S
 
@@ -202,3 +204,8 @@ class Ends:
         if not ended:
             called = f"the collective call {handle.name!r}" if handle.name else "a collective call"
             raise DeadlineExceeded(f"{called} has not ended within {timeout:g} s: {whom()}")
+
+
+def rows_of(raw: Any, array: Any) -> Any:
+    """Return rows like those of an array, of their bytes."""
+    return np.frombuffer(raw, array.dtype).reshape(-1, *array.shape[1:])

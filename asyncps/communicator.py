@@ -11,8 +11,15 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from asyncps.codedverbs import CodedVerbs
-from asyncps.collectivecall import CollectiveHandle
-from asyncps.errors import ConfigError, DtypeMismatch, ShapeMismatch, TensorError, is_text
+from asyncps.collectivecall import CollectiveHandle, rows_of
+from asyncps.errors import (
+    ClusterError,
+    ConfigError,
+    DtypeMismatch,
+    ShapeMismatch,
+    TensorError,
+    is_text,
+)
 from asyncps.forming import Forming
 from asyncps.fusing import Fusing, Kind, factor_of, op_of
 from asyncps.groupedverbs import host_of, values_like
@@ -25,7 +32,6 @@ from asyncps.roles.worker import Worker
 from asyncps.sparseverbs import SparseVerbs
 from asyncps.tensor import dtypes
 from asyncps.tensor.arrays import from_host, host_memory, is_repeated, library_of
-from asyncps.tensor.dtypes import Array
 
 _MOST_KINDS = 256
 
@@ -151,7 +157,7 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
         """
         handle = self._apart(x, name)
         array = handle.array
-        handle._finish = partial(_rows_of, array=array)
+        handle._finish = partial(rows_of, array=array)
         return self._call((Verb.ALL_GATHER, Op.NONE, dtypes.name_of(array.dtype), 0, 1.0),
                           handle, async_op)
 
@@ -172,7 +178,7 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
             As `all_reduce`.
         """
         handle = self._apart(x, name)
-        handle._finish = partial(_rows_of, array=handle.array)
+        handle._finish = partial(rows_of, array=handle.array)
         kind = self._reduction(Verb.REDUCE_SCATTER, op, handle.array.dtype, prescale, postscale)
         return self._call(kind, handle, async_op)
 
@@ -205,7 +211,7 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
         if len(splits) != world or min(splits) < 0 or sum(splits) != rows:
             raise ShapeMismatch("splits that are not those of the rows", got=splits,
                                 expected=f"{world} that sum to {rows}")
-        handle._finish = lambda came: (_rows_of(came[0], array), came[1])
+        handle._finish = lambda came: (rows_of(came[0], array), came[1])
         return self._call(
             (Verb.ALL_TO_ALL, Op.NONE, dtypes.name_of(array.dtype), 0, 1.0), handle, async_op,
             splits)
@@ -243,12 +249,17 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
 
         Raises:
             CollectiveMismatch: The ranks name different sets; all of them hear it.
+            ClusterError: Some ranks have joined.
             ConfigError: Ranks that are none, or named twice.
         """
         members = checked(ranks, self.world_size)
         number, self._next_set = self._next_set, self._next_set + 1
-        if not agree(self, number, members):
-            return None
+        try:
+            if not agree(self, number, members):
+                return None
+        except ClusterError:  # who has joined has not counted
+            self._next_set = number
+            raise
         self._sets.append(ProcessSet(self, number, members))
         return self._sets[-1]
 
@@ -330,6 +341,8 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
         array = host_of(x)
         if not array.ndim:
             raise ShapeMismatch("a scalar has no rows", expected="one dimension or more", got=())
+        if 0 in array.shape[1:]:  # what comes are bytes, which rows are counted by
+            raise ShapeMismatch("rows of no elements", expected="one or more", got=array.shape)
         return CollectiveHandle(self._fusing, self._name(name), array, None)
 
     def _name(self, name: str | None) -> str:
@@ -385,10 +398,3 @@ class ProcessSet(Communicator):
     def close(self) -> None:
         """Take part in the set no more."""
         close_set(self._fusing, self._runtime, self._collecting)
-
-
-def _rows_of(raw: Any, array: Array) -> Array:
-    """Return rows like those of an array, of their bytes."""
-    rows = array.shape[1:]
-    each = int(np.prod(rows, dtype=np.int64)) * array.dtype.itemsize
-    return np.frombuffer(raw, array.dtype).reshape(raw.nbytes // each if each else 0, *rows)

@@ -175,7 +175,7 @@ class Fusing:
 
         def together(results: Any) -> None:
             self.ahead.add(-size)
-            scatter_rows(results, arrays[0].dtype, shapes, arrays)
+            _scatter(results, arrays, shapes)
             self._end(handles, None, None)
 
         made = Made(group, arrays, payload, ended, together)
@@ -281,6 +281,17 @@ def _gathered(
     elif gather_rows(arrays, arrays[0].dtype, shapes, out) >= 0:
         np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays], out=out)
     return out
+
+
+def _scatter(results: Bytes, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Copy results into arrays; these are of one kind, but one may be bits where another is not."""
+    if scatter_rows(results, arrays[0].dtype, shapes, arrays) < 0:
+        return
+    begin = 0
+    for array in arrays:
+        end = begin + array.nbytes
+        array.reshape(-1).view(np.uint8)[:] = results[begin:end]
+        begin = end
 
 
 def op_of(op: object) -> Op:

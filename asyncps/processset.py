@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from asyncps.errors import CollectiveMismatch, ConfigError
+from asyncps.errors import ClusterError, CollectiveMismatch, ConfigError
 from asyncps.fusing import Fusing
 from asyncps.roles.collecting import Collecting
 from asyncps.roles.made import Ranks
@@ -49,6 +49,7 @@ def agree(world: World, number: int, ranks: list[int]) -> bool:
 
     Raises:
         CollectiveMismatch: The ranks name different sets; there is none then.
+        ClusterError: A rank has joined; there is none either.
         NodeLost: A rank is gone.
     """
     mine = world.rank in ranks
@@ -67,6 +68,9 @@ def agree(world: World, number: int, ranks: list[int]) -> bool:
         told[0, 0] = number
         told[0, [rank + 1 for rank in ranks]] = 1
         found = world.all_gather(told)
+        if len(found) < world.world_size:
+            raise ClusterError("a set is made by all ranks, and some have joined",
+                               expected=world.world_size, got=len(found))
         for other, row in enumerate(found):
             if (row != found[0]).any():
                 raise CollectiveMismatch(

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from asyncps.config import Config
-from asyncps.errors import AsyncPSError, ClusterError, DeadlineExceeded, RemoteProtocolError
+from asyncps.errors import AsyncPSError, DeadlineExceeded, RemoteProtocolError
 from asyncps.protocol.collective import Verb
 from asyncps.protocol.frames import COLLECT, JOINED, PARTED, Header
 from asyncps.roles.early import Early
 from asyncps.roles.farewell import Farewell, heard
-from asyncps.roles.made import Came, Made, Ranks, give_back, parted, taken, whom
+from asyncps.roles.made import Came, Made, Ranks, give_back, parted, taken, whom, without
 from asyncps.roles.peer import Peer
 from asyncps.roles.planned import at_once, plan
 from asyncps.roles.reducing import reduce_into
@@ -269,9 +269,8 @@ class Collecting:
         made: Made = mine.calls.payload
         group = made.group
         order = sorted(by_rank)
-        if group.verb == Verb.BROADCAST and group.root not in by_rank:
-            self._ended(mine.calls, mine.at, None, ClusterError(
-                f"rank {group.root}, whose array is broadcast, has joined", rank=group.root))
+        if (error := without(group, ranks.matching.ranks, by_rank)) is not None:
+            self._ended(mine.calls, mine.at, None, error)
         elif any(one.calls.payload.payload is None for one in by_rank.values()):
             self._run(ranks, mine, [by_rank[rank] for rank in order], order)
         else:
@@ -368,9 +367,9 @@ class Collecting:
         for base, made in list(self._made.items()) if needed else ():
             for at in sorted(made.open if made.number == ranks.number else ()):
                 is_large = made.payload is None and base + at not in self._running
-                if is_large or base + at in lacking:
+                if base + at in lacking or (is_large and made.needs(rank)):
                     self._ended(Calls(made.table, base, made), at, None, parted(rank))
-        if ranks.joining is not None and not ranks.joining.done():
+        if needed and ranks.joining is not None and not ranks.joining.done():
             ranks.joining.set_exception(parted(rank))
 
     def _fail(self, made: Made, error: AsyncPSError) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,13 @@ class Made:
             payload, self.payload = self.payload, None
             give_back(payload, pool)
 
+    def needs(self, rank: int) -> bool:
+        """Tell whether an array cannot move without one who has called and then left.
+
+        Of a broadcast the others are sent nothing by him, unless he is the root.
+        """
+        return self.group.verb != Verb.BROADCAST or self.group.root == rank
+
     def array(self, at: int) -> Bytes:
         """Return the bytes of an array."""
         found: Bytes = self.arrays[at].reshape(-1).view(np.uint8)
@@ -121,6 +128,23 @@ class Ranks:
 def parted(rank: int) -> ClusterError:
     """Return what those hear who call a rank that has left."""
     return ClusterError(f"rank {rank} has left while others call", rank=rank)
+
+
+def without(group: Group, ranks: Sequence[int], called: Container[int]) -> ClusterError | None:
+    """Return why calls cannot be made by those who have not joined; None if they can.
+
+    Args:
+        group: The calls.
+        ranks: All that take part.
+        called: Those that have called: all others have joined.
+    """
+    gone = [rank for rank in ranks if rank not in called]
+    if group.verb == Verb.BROADCAST and group.root in gone:
+        return ClusterError(f"rank {group.root}, whose array is broadcast, has joined",
+                            rank=group.root)
+    if group.verb == Verb.ALL_TO_ALL and gone:
+        return ClusterError(f"rank {gone[0]}, which is to get rows, has joined", rank=gone[0])
+    return None
 
 
 def whom(sets: Iterable[Ranks], running: Iterable[list[int]]) -> str:

@@ -294,3 +294,9 @@ def test_factors_of_each_reduction(
         np.full(5, comm.rank + 2.0), op, prescale=factors[0], postscale=factors[1]))
     for out in outs:
         assert out.tolist() == [expected] * 5
+
+
+@pytest.mark.parametrize("verb", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_rows_of_no_elements_cannot_be_told_from_none(three: Group, verb: str) -> None:
+    with pytest.raises(ShapeMismatch, match=r"rows of no elements.*\(6, 0, 2\)"):
+        getattr(three.ranks[0], verb)(np.ones((6, 0, 2)))

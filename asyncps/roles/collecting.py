@@ -315,6 +315,7 @@ class Collecting:
         made: Made = calls.payload
         made.open.discard(at)
         self._open.discard(calls.base + at)
+        self._early.take(calls.base + at)  # of one that has not begun and never will
         if not made.open:
             self._made.pop(calls.base, None)
             made.let_go(self.pool)

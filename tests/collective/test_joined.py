@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,29 @@ def test_who_has_called_a_broadcast_and_leaves_does_not_end_it_for_others() -> N
         handles[0] = three.ranks[0].broadcast(arrays[0], async_op=True)
         for handle in handles.values():
             assert (handle.wait(20) == 1).all()
+
+
+def test_a_chunk_that_came_early_for_a_call_that_fails_keeps_nobody_from_reading_on() -> None:
+    with group(3) as three:
+        sets = three.run(lambda comm: comm.process_set([0, 1]))
+        second = three.ranks[1]
+        handle = second.all_reduce(np.ones(LARGE), async_op=True)
+        second.flush()
+
+        async def lose() -> None:
+            collecting = second._collecting
+            (number,) = collecting._made
+            early: Any = SimpleNamespace(request=number)
+            collecting._early.keep(collecting.peers[0], early, np.empty(1, np.uint8))
+            collecting._go_without(collecting.sets[0], 2)
+
+        second._runtime.run(lose)
+        with pytest.raises(ClusterError, match="rank 2 has left while others call"):
+            handle.wait()
+
+        def work(comm: Communicator) -> None:
+            if (some := sets[comm.rank]) is not None:
+                handle = some.all_reduce(np.ones(9), async_op=True)
+                assert (handle.wait(10) == 2).all()
+
+        three.run(work)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from asyncps.errors import AsyncPSError, DeadlineExceeded
+from asyncps.errors import AsyncPSError, DeadlineExceeded, ShapeMismatch
 from asyncps.roles.operation import LOOK_S
 
 log = logging.getLogger(__name__)
@@ -207,5 +207,11 @@ class Ends:
 
 
 def rows_of(raw: Any, array: Any) -> Any:
-    """Return rows like those of an array, of their bytes."""
+    """Return rows like those of an array, of their bytes.
+
+    Raises:
+        ShapeMismatch: They have none, so nobody can tell how many rows came; all ranks hear it.
+    """
+    if 0 in array.shape[1:]:
+        raise ShapeMismatch("rows of no elements", expected="one or more", got=array.shape)
     return np.frombuffer(raw, array.dtype).reshape(-1, *array.shape[1:])

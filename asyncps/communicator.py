@@ -341,8 +341,6 @@ class Communicator(CodedVerbs, SparseVerbs, ObjectVerbs, Forming):
         array = host_of(x)
         if not array.ndim:
             raise ShapeMismatch("a scalar has no rows", expected="one dimension or more", got=())
-        if 0 in array.shape[1:]:  # what comes are bytes, which rows are counted by
-            raise ShapeMismatch("rows of no elements", expected="one or more", got=array.shape)
         return CollectiveHandle(self._fusing, self._name(name), array, None)
 
     def _name(self, name: str | None) -> str:

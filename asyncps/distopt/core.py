@@ -45,7 +45,8 @@ class DistCore:
         self._accumulated = Accumulated()
         self._shelf = Shelf()
         self._pending: list[Callable[[], None]] = []
-        self._updates = 0  # since the last look at the replicas
+        self._updates = 0  # synchronous ones, since the last look at the replicas
+        self._is_apart = False  # by local steps, that have not been averaged since
         self._owns_comm = False
         self._closed = False
 
@@ -189,13 +190,19 @@ class DistCore:
             self._shelf = Shelf()  # what is under way keeps its memory
             raise
         self._shelf.restore()
-        self._done(synchronous=True)
+        self._done()
 
-    def _done(self, *, synchronous: bool) -> None:
-        """An update is over; all workers have the same weights if it was a synchronous one."""
+    def _done(self, *, apart: bool | None = None) -> None:
+        """An update is over.
+
+        Args:
+            apart: Workers have gone ways of their own; False: they have met again; None: all have
+                taken the same step, from where they were.
+        """
         self._accumulated.clear()
-        self._updates += 1
-        if synchronous and 0 < self._check_every <= self._updates:
+        self._is_apart = self._is_apart if apart is None else apart
+        self._updates += not apart
+        if not self._is_apart and 0 < self._check_every <= self._updates:
             self._updates = 0
             check_replicas(self._calls, self._parameters)
 

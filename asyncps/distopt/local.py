@@ -45,7 +45,7 @@ class LocalVerbs(DistCore):
         self._partitions = self._local_pass(
             loss, threshold, lambda part: part == mine, average_momentum)
         self._partial += 1
-        self._done(synchronous=False)
+        self._done(apart=True)
 
     def backward_and_local_update(
         self, loss: Loss, period: int, warmup: int = 0, threshold: float = THRESHOLD,
@@ -70,7 +70,7 @@ class LocalVerbs(DistCore):
         averaged = call < first or (call - first + 1) % every == 0
         self._local_pass(loss, threshold, lambda _: averaged, average_momentum)
         self._local += 1
-        self._done(synchronous=averaged)
+        self._done(apart=not averaged)
         return averaged
 
     def backward_and_diloco_update(
@@ -100,7 +100,7 @@ class LocalVerbs(DistCore):
         outer = (self._local + 1) % every == 0
         self._local_pass(loss, threshold, lambda _: outer, False, self._outer)
         self._local += 1
-        self._done(synchronous=outer)
+        self._done(apart=not outer)
         return outer
 
     # ---- inside ----

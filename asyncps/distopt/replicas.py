@@ -25,8 +25,9 @@ def check_replicas(calls: Calls, parameters: Iterable[DistParameter]) -> None:
     Raises:
         Disagreement: They differ; it names ranks and parameters.
     """
-    mine = np.array([_digest(each) for each in parameters], np.int64).reshape(1, -1)
-    found = drifted(calls.all_gather(mine).wait())
+    # The first column is there when no parameter is: a row has an element at least.
+    mine = np.array([[0, *map(_digest, parameters)]], np.int64)
+    found = drifted(calls.all_gather(mine).wait()[:, 1:])
     if found:
         names = ", ".join(map(str, list(found)[:_SHOWN]))
         where = sorted({number for numbers in found.values() for number in numbers})

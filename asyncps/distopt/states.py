@@ -53,6 +53,7 @@ class StateVerbs(LocalVerbs):
             "counts": {str(number): updates for number, (updates, _) in kept.items()},
             "world_size": self.world_size, "partial": self._partial,
             "partitions": self._partitions, "local": self._local, "updates": self._updates,
+            "apart": self._is_apart,
         }
         found: dict[str, Array] = {
             _ABOUT: np.frombuffer(json.dumps(about).encode(), np.uint8).copy(),
@@ -109,6 +110,7 @@ class StateVerbs(LocalVerbs):
         self._outer = outer if outer.anchors else None
         self._partial, self._partitions, self._local, self._updates = (
             about[word] for word in _COUNTS)
+        self._is_apart = bool(about.get("apart"))
         self._accumulated.clear()
 
     def _dealt(self, number: int, rows: Array) -> Array:

@@ -158,6 +158,7 @@ class TensorVerbs(DistCore):
             for piece in cut(parameter.read(), self._most):
                 self._calls.broadcast(piece, root)
             parameter.write_back()
+        self._is_apart = False
 
     # ---- inside ----
 

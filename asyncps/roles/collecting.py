@@ -368,7 +368,7 @@ class Collecting:
         for base, made in list(self._made.items()) if needed else ():
             for at in sorted(made.open if made.number == ranks.number else ()):
                 is_large = made.payload is None and base + at not in self._running
-                if base + at in lacking or (is_large and made.needs(rank)):
+                if is_large or base + at in lacking:
                     self._ended(Calls(made.table, base, made), at, None, parted(rank))
         if needed and ranks.joining is not None and not ranks.joining.done():
             ranks.joining.set_exception(parted(rank))

@@ -66,13 +66,6 @@ class Made:
             payload, self.payload = self.payload, None
             give_back(payload, pool)
 
-    def needs(self, rank: int) -> bool:
-        """Tell whether an array cannot move without one who has called and then left.
-
-        Of a broadcast the others are sent nothing by him, unless he is the root.
-        """
-        return self.group.verb != Verb.BROADCAST or self.group.root == rank
-
     def array(self, at: int) -> Bytes:
         """Return the bytes of an array."""
         found: Bytes = self.arrays[at].reshape(-1).view(np.uint8)

@@ -98,33 +98,6 @@ def test_who_has_joined_and_leaves_does_not_end_the_joins_of_others(joined: Grou
     assert found == [2, 2, 2]
 
 
-def test_who_has_called_a_broadcast_and_leaves_does_not_end_it_for_others() -> None:
-    """Its goodbye may overtake the word of the root, which has served it already."""
-    with group(3) as three:
-        arrays = [np.full(LARGE, comm.rank + 1.0) for comm in three.ranks]
-        handles = {}
-        for rank in (2, 1):
-            handles[rank] = three.ranks[rank].broadcast(arrays[rank], async_op=True)
-            three.ranks[rank].flush()
-        second = three.ranks[1]
-
-        async def has_heard() -> bool:
-            (made,) = second._collecting._made.values()
-            lacking = second._collecting.sets[0].matching.lacking(2)
-            return made.open == {0} and not list(lacking)
-
-        while not second._runtime.run(has_heard):
-            pass
-
-        async def hear() -> None:
-            second._collecting._go_without(second._collecting.sets[0], 2)
-
-        second._runtime.run(hear)
-        handles[0] = three.ranks[0].broadcast(arrays[0], async_op=True)
-        for handle in handles.values():
-            assert (handle.wait(20) == 1).all()
-
-
 def test_a_chunk_that_came_early_for_a_call_that_fails_keeps_nobody_from_reading_on() -> None:
     with group(3) as three:
         sets = three.run(lambda comm: comm.process_set([0, 1]))

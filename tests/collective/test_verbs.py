@@ -298,5 +298,10 @@ def test_factors_of_each_reduction(
 
 @pytest.mark.parametrize("verb", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_rows_of_no_elements_cannot_be_told_from_none(three: Group, verb: str) -> None:
-    with pytest.raises(ShapeMismatch, match=r"rows of no elements.*\(6, 0, 2\)"):
-        getattr(three.ranks[0], verb)(np.ones((6, 0, 2)))
+    outcomes = three.outcomes(lambda comm: getattr(comm, verb)(np.ones((6, 0, 2))))
+    others = three.outcomes(lambda comm: getattr(comm, verb)(np.ones((6, 2 * comm.rank, 2))))
+    for outcome, other in zip(outcomes, others, strict=True):
+        with pytest.raises(ShapeMismatch, match=r"rows of no elements.*\(6, 0, 2\)"):
+            outcome()
+        with pytest.raises(CollectiveMismatch, match="shape"):
+            other()

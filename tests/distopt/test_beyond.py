@@ -141,6 +141,39 @@ def test_averaged_parameters_are_compared_where_all_have_the_same() -> None:
     assert run(2, work) == [2, 2]
 
 
+def test_weights_that_are_apart_by_local_steps_are_no_drift() -> None:
+    """Nor after equal steps from there; and calls that do not synchronise do not count."""
+    def work(comm: ThreadComm) -> list[int]:
+        params = weights()
+        opt = DistOpt(optim.SGD(lr=0.1), communicator=comm, check_every=2)
+        looks = []
+
+        def looked() -> None:
+            looks.append(sum(op == "gather" for op, _, _ in comm.calls))
+
+        def given_loss(step: int) -> Any:
+            return backward(params, gradients(comm.rank, step))
+
+        for step in range(2):
+            opt.backward_and_partial_update(given_loss(step), 10)
+            opt.backward_and_update(given_loss(step))
+        opt.set_states(opt.get_states())
+        opt.backward_and_update(given_loss(2))
+        looked()
+        opt.broadcast_parameters(params)
+        for step in range(2):
+            opt.backward_and_update(given_loss(step))
+        looked()
+        for step in range(4):
+            opt.backward_and_local_update(given_loss(step), 2)
+        looked()
+        return looks
+
+    first, *others = run(3, work)
+    assert first == [0, 1, 2]
+    assert others == [first] * 2
+
+
 @given(st.integers(1, 6).flatmap(lambda world: st.lists(
     st.lists(st.integers(0, 2), min_size=world, max_size=world), max_size=4)))
 def test_who_drifted_is_who_is_not_with_most(columns: list[list[int]]) -> None:

@@ -98,3 +98,8 @@ def test_a_pass_that_failed_at_one_worker_is_never_taken_for_the_next() -> None:
 
     with group(2, round_s=0.3) as ranks:
         assert ranks.run(work) == [[0.0, 0.0]] * 2
+
+
+def test_replicas_of_no_parameters_are_the_same() -> None:
+    with group(2) as ranks:
+        ranks.run(lambda comm: DistOpt(optim.SGD(lr=0.1), communicator=comm).check_replicas())

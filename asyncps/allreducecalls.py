@@ -168,8 +168,8 @@ class CallsHandle:
 
     @property
     def error(self) -> AsyncPSError | None:
-        """Why the first one failed that did."""
-        found = (handle.exception() for handle in self._handles)
+        """Why the first one failed that did; what came of all others is in its place."""
+        found = [handle.exception() for handle in self._handles]
         return next((error for error in found if error is not None), None)
 
     def _settle(self) -> None:

@@ -106,6 +106,7 @@ class CodedSum:
         if not what.before:
             try:
                 g = self.gradient()
+                what.rule.follow(what.coder, what.rate)  # what is told is what will be encoded
                 state, text = self.look(g)
                 largest = self.largest(g) if state == State.THERE else 0.0
             except Exception as error:  # such as no memory: the others wait
